@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
 Collector = SyncDataCollector
 
-# Names by module that are imported at their first use, because torch takes seconds to import, and data sets and jobs
-# need optional libraries.
+# Imported at first use, because torch takes seconds to import, and data sets and jobs need optional libraries.
 _MODULES = {
     "cluster.actor_config": "ActorConfig",
     "cluster.cluster_stats": "ClusterStats",
@@ -69,7 +68,7 @@ _MODULES = {
 }
 _LOADED_WHEN_USED = {name: f"collector.{module}" for module, names in _MODULES.items() for name in names.split()}
 
-# `from collector import *` imports every name in `__all__`, and `to_torchrl` needs TorchRL.
+# `__all__` omits `to_torchrl`. Otherwise `from collector import *` would need TorchRL.
 _LOADED = {name for name, value in vars().items() if str(getattr(value, "__module__", None)).startswith("collector.")}
 __all__ = sorted((_LOADED | _LOADED_WHEN_USED.keys()) - {"to_torchrl"})
 
@@ -78,7 +77,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LOADED_WHEN_USED:
         raise AttributeError(f"module 'collector' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)
-    globals()[name] = value  # later uses skip this function
+    globals()[name] = value  # found from now on without a call of this function
     return value
 
 

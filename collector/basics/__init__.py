@@ -1,1 +1,1 @@
-"""Parts that the other folders share: the clock, and `Interruptor`."""
+"""Timing and interruption of collectors."""

@@ -1,4 +1,4 @@
-"""`Interruptor`: ends a batch early. `Stopping`: handles the signals of a job."""
+"""End batches and jobs early."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vecenv.extending import ends_soon
 
 
 class Interruptor:
-    """Ends a batch after the current round, from a signal handler or another thread.
+    """Flag with which a signal handler or another thread ends a batch after the envs' current step.
 
     Example::
 
@@ -31,11 +31,11 @@ class Interruptor:
         self._stopped = False
 
     def start_collection(self) -> None:
-        """Let the following batches run to their end."""
+        """Clear the flag, so that batches run to their end."""
         self._stopped = False
 
     def stop_collection(self) -> None:
-        """End the current batch, and each later batch, after one round."""
+        """End the current batch after the envs' current step, and each later batch after its first step."""
         self._stopped = True
 
     def collection_stopped(self) -> bool:
@@ -44,16 +44,19 @@ class Interruptor:
 
 
 DRAIN_INTERVAL = 1.0
-"""Seconds between two questions to Ray."""
+"""Seconds between checks whether Ray ends this host soon."""
 
 
 def stop_when_host_ends(interruptor: Interruptor) -> threading.Event:
-    """Stop `interruptor` once Ray announces the end of this host. Set the returned event to end the watch."""
+    """Start a thread that calls `stop_collection` when Ray announces this host's end.
+
+    Set the returned event to end the thread.
+    """
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(DRAIN_INTERVAL):
-            with contextlib.suppress(Exception):  # Ray's head does not answer now
+            with contextlib.suppress(Exception):  # Ray's head node may not answer
                 if ends_soon():
                     interruptor.stop_collection()
                     return
@@ -64,7 +67,7 @@ def stop_when_host_ends(interruptor: Interruptor) -> threading.Event:
 
 @contextmanager
 def sigint_deferred() -> Iterator[None]:
-    """Defer the first Ctrl-C to the end of the `with` block, in the main thread. A second Ctrl-C is immediate."""
+    """Defer the main thread's first Ctrl-C to the end of its `with` block. A second Ctrl-C is immediate."""
     before, pending = signal.getsignal(signal.SIGINT), list[FrameType | None]()
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -85,14 +88,11 @@ def sigint_deferred() -> Iterator[None]:
 
 
 BATCH_SECONDS = 1.0
-"""Maximum seconds of a job's batch."""
 NOTICE = (
     b"\nEnding the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it immediately.\n"
 )
 GRACE_SECONDS = 5.0
-"""Seconds for the round in progress after the first signal."""
 KILL_SECONDS = 20.0
-"""Seconds after `GRACE_SECONDS` until the watchdog kills the process."""
 _WATCHDOG = """
 import os, select, signal, sys, time
 pid, seconds = int(sys.argv[1]), float(sys.argv[2])
@@ -111,27 +111,26 @@ Self = TypeVar("Self", bound="Stopping")
 
 
 class OutOfTime(KeyboardInterrupt):
-    """The round in progress did not end after a signal. A KeyboardInterrupt, because envs do not catch it."""
+    """Error if a step does not end soon after a signal. A KeyboardInterrupt, because envs rarely catch this class."""
 
 
 class Stopping(Interruptor):
-    """Interruptor of a job. Ends each batch after a second, so that the job can commit and report.
+    """Interruptor of a job. Ends each batch after `BATCH_SECONDS`, so that the job can store episodes and report.
 
-    Inside of `with`, the first SIGINT or SIGTERM ends the job:
+    In the `with` block, the first SIGINT or SIGTERM ends the job:
 
-    - The round in progress gets a few seconds. Then `OutOfTime` is raised in it.
+    - The envs' current step may take `GRACE_SECONDS` more. Then `OutOfTime` is raised.
     - A second Ctrl-C raises KeyboardInterrupt, and a second SIGTERM kills the process.
-    - If an env holds the interpreter lock (`backend="dummy"`), no handler runs. Then a watchdog process, to which C
-      code sends the signal's number through a pipe, kills this process.
+    - If an env holds the interpreter lock, no Python handler runs. So a watchdog process kills this process
+      `KILL_SECONDS` after the grace period. Python's C code reports the signal to the watchdog through a pipe.
 
-    A signal that was ignored before (as SIGINT in a shell's background jobs) stays ignored. Only the main thread can
-    set handlers.
+    A signal that was already ignored (for example SIGINT in a shell's background job) stays ignored.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.signum = 0
-        """First signal, or 0."""
+        """Number of the first signal, or 0."""
         self._previous: dict[int, Any] = {}
         self._batch_ends = 0.0
         self._may_raise = False
@@ -173,18 +172,18 @@ class Stopping(Interruptor):
 
     @contextmanager
     def leaving_in_time(self) -> Iterator[None]:
-        """Allow `OutOfTime` inside of `with`."""
+        """Allow `OutOfTime` in the `with` block."""
         self._may_raise = True
         try:
             yield
         finally:
             self._may_raise = False
-            if self._stopped:  # the commit may take longer
+            if self._stopped:  # else it could kill the process during the last write to disk
                 self._end_watchdog()
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """Delay `OutOfTime` to the end of `with`, because a commit is in progress."""
+        """Delay `OutOfTime` until the `with` block has stored episodes."""
         before, self._may_raise = self._may_raise, False
         try:
             yield
@@ -216,17 +215,17 @@ class Stopping(Interruptor):
         self.signum = signum
         self.stop_collection()
         self._restore()
-        # Not print: the handler may run within a print. The pipe's reader may be dead.
+        # `print` would fail if the signal interrupted another `print`. `write` fails if stderr's reader has ended.
         with contextlib.suppress(OSError):
             os.write(2, NOTICE)
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
             signal.signal(signal.SIGINT, self._second_interrupt)
         self._alarm_before = signal.signal(signal.SIGALRM, self._out_of_time)
-        # Repeats, because an alarm during a close or commit has no effect.
+        # The alarm repeats every second, because an alarm during `finishing` has no effect.
         signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS, 1.0)
 
     def _second_interrupt(self, signum: int, frame: FrameType | None) -> None:
-        """Handle the second Ctrl-C. `OutOfTime` does not interrupt the following cleanup."""
+        """Handle the second Ctrl-C. `OutOfTime` must not interrupt the cleanup."""
         self._may_raise = False
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""`Clock` and `CollectorStats`: time of each part of a collector, and its bottleneck."""
+"""Timing of collectors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WORK = {"env": "envs", "policy": "policy", "transfer": "transfers"} | {k: k for 
 
 
 class Clock:
-    """Adds up seconds per kind of work."""
+    """Seconds per kind of work. `lap(kind)` adds the time since the last lap."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(WORK, 0.0)
@@ -28,28 +28,28 @@ class Clock:
 
 @dataclass(frozen=True)
 class CollectorStats:
-    """Seconds per kind of work since the first batch. `str()` begins with the bottleneck.
+    """Seconds per kind of work since the first batch.
 
     >>> print(CollectorStats(env=6.0, policy=2.0, transfer=1.0, storage=0.5, idle=0.5, frames=4000))
     400 frames/s; envs 60 %, policy 20 %, transfers 10 %, storage 5 %, idle 5 %, hooks 0 %
     """
 
     env: float
-    """Sending actions and waiting for envs, without time in which the policy ran."""
+    """Sending actions and waiting for envs. While the policy runs, time counts as `policy`."""
     policy: float
-    """Calls of the policy. On CUDA, the time to queue operations."""
+    """Calls of the policy. On CUDA, calls only queue operations; `transfer` has the wait."""
     transfer: float
-    """Transfers, checks of outputs, and waiting for CUDA."""
+    """Copies between host and device, checks of the policy's outputs, and waiting for CUDA."""
     storage: float
-    """Writing and finishing batches."""
+    """Writing steps into batches, and finishing batches."""
     idle: float
     """Time between batches, in the caller's code."""
     frames: int
-    """Steps collected."""
+    """Number of collected steps."""
     hooks: float = 0.0
-    """Calls of `on_step` of `collect`, and rendering."""
+    """Calling the step hook (`on_step=` of `collect`), reading infos, and rendering."""
     broken_episodes: int = 0
-    """Episodes that broke off because their env failed, each at the cost of one row."""
+    """Number of episodes that ended because their env failed."""
 
     @property
     def total(self) -> float:
@@ -63,7 +63,7 @@ class CollectorStats:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of each kind of work, the largest first."""
+        """Share of time per kind of work, the largest first."""
         ordered = sorted(WORK, key=lambda kind: -getattr(self, kind))
         return {WORK[kind]: getattr(self, kind) / (self.total or 1.0) for kind in ordered}
 
@@ -74,7 +74,7 @@ class CollectorStats:
 
     @property
     def bottleneck_share(self) -> str:
-        """Bottleneck with its share, for a progress bar: "envs 60 %"."""
+        """Bottleneck with its share, for example "envs 60 %"."""
         return _percent(self.bottleneck, self.shares[self.bottleneck])
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""Convert batches between three forms: `(env, time, ...)`, flat (one row per step), and one row per trajectory.
+"""Convert batches between three forms: `(env, time, ...)`, flat (a row per step), and a row per trajectory.
 
-The functions return dicts of columns and no `Rollout`, because `rollout.py` imports this module.
+The functions return dicts of arrays instead of batches, because `rollout.py` imports this module.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ def copy_of(rows: Any) -> Any:
 
 
 def convert_like(values: np.ndarray, reference: Any) -> Any:
-    """Return the values as a tensor on the device of `reference` if `reference` is a tensor, else unchanged."""
+    """Return the values as a tensor on `reference.device`, or unchanged if `reference` is an array."""
     if isinstance(reference, np.ndarray):
         return values
-    from collector.device.tensors import to_device  # arrays need no torch
+    from collector.device.tensors import to_device  # here, so that arrays need no torch
 
     return to_device(values, reference.device)
 
 
 def pick(tree: Any, *index: np.ndarray) -> Any:
-    """Return a copy of the rows at `index`, which has an index array per leading dimension."""
+    """Return a copy of the rows at `index`: an index array for each leading dimension."""
     return nest.map(lambda rows: rows[tuple(convert_like(each, rows) for each in index)], tree)
 
 
@@ -36,22 +36,22 @@ def join(trees: Sequence[Any]) -> Any:
     return nest.merge(np.concatenate, trees)
 
 
-COLUMNS = ["obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version", "extras"]
+FIELDS = ["obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version", "extras"]
 PADDING = {"terminated": False, "truncated": False, "traj_ids": -1}
 
 
 def flat_columns(rollout: Any) -> dict[str, Any]:
-    """Return the columns of a `FlatRollout` with the steps in which `rollout.mask` is True."""
     mask = nest.as_array(rollout.mask)
     row, time = np.nonzero(mask)
     all_steps = len(row) == mask.size
 
     def steps(rows: Any) -> Any:
-        if all_steps and isinstance(rows, np.ndarray):  # several times faster than an index
+        if all_steps and isinstance(rows, np.ndarray):  # a copy is several times faster than an index
             return rows.copy().reshape(mask.size, *rows.shape[2:])
         return pick(rows, row, time)
 
-    columns = {name: nest.map(steps, getattr(rollout, name)) for name in COLUMNS}
+    columns = {name: nest.map(steps, getattr(rollout, name)) for name in FIELDS}
+    columns["env_ids"] = pick(rollout.env_ids, row)
     tails = tail_rows(columns)
     at = row[tails], time[tails]
     tail_obs = pick(rollout.all_obs, at[0], at[1] + 1)
@@ -62,27 +62,35 @@ def flat_columns(rollout: Any) -> dict[str, Any]:
     nest.put(tail_obs, ended, pick(rollout.final_obs, final[ended]))
     return {
         **columns,
-        "env_ids": pick(rollout.env_ids, row),
         "tail_rows": convert_like(tails, rollout.reward),
         "tail_obs": tail_obs,
         "broken_ids": rollout.broken_ids,
     }
 
 
+def trajectory_bounds(env_ids: Any, traj_ids: Any, step_count: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first row of each trajectory, and the row after the trajectory's last row.
+
+    Ids alone do not separate trajectories: `episode_seeds` may give an env the same number twice in a row (a retry).
+    """
+    envs, ids, counts = map(nest.as_array, (env_ids, traj_ids, step_count))
+    is_start = np.ones(len(ids), np.bool_)
+    is_start[1:] = (np.diff(envs) != 0) | (np.diff(ids) != 0) | (np.diff(counts) != 1)
+    starts = np.flatnonzero(is_start)
+    return starts, np.append(starts[1:], len(ids))[: len(starts)]
+
+
 def tail_rows(columns: dict[str, Any]) -> np.ndarray:
-    """Return the flat rows whose next observation is not in the following row."""
-    terminated, truncated, traj_ids = (nest.as_array(columns[name]) for name in ("terminated", "truncated", "traj_ids"))
-    tail = terminated | truncated
-    tail[:-1] |= np.diff(traj_ids) != 0
-    tail[-1:] = True
+    tail = nest.as_array(columns["terminated"]) | nest.as_array(columns["truncated"])
+    _, stops = trajectory_bounds(columns["env_ids"], columns["traj_ids"], columns["step_count"])
+    tail[stops - 1] = True
     return np.flatnonzero(tail)
 
 
 def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
-    """Return the columns of a `Rollout` with a row per trajectory, which is a range of flat rows."""
     ids, done = nest.as_array(flat.traj_ids), nest.as_array(flat.done)
-    starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.zeros(0, np.int64)
-    lengths = np.diff(np.r_[starts, len(ids)])
+    starts, stops = trajectory_bounds(flat.env_ids, ids, flat.step_count)
+    lengths = stops - starts
     if len(flat.tail_rows) > len(starts):
         raise ValueError(
             "a batch of MultiStep cannot be split, because its next observations are several steps later: split it "
@@ -105,7 +113,7 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
     final_row, final_time = np.flatnonzero(ended), lengths[ended] - 1
     order = np.lexsort((final_row, final_time))
     after = pick(flat.tail_obs, np.searchsorted(nest.as_array(flat.tail_rows), last))
-    columns = {name: pad(name) for name in COLUMNS}
+    columns = {name: pad(name) for name in FIELDS}
     all_obs = _with_last(columns.pop("obs"), after, lengths, pad_value)
     return {
         **columns,
@@ -126,7 +134,7 @@ def _padding(rows: Any, wanted: float) -> Any:
 
 
 def _with_last(obs: Any, after: Any, lengths: np.ndarray, pad_value: float) -> Any:
-    """Append a time step for `after`, the observations after the last steps."""
+    """Append a time step to `obs`, and write `after[i]` into row i at time `lengths[i]`."""
 
     def extend(rows: Any) -> Any:
         shape = (rows.shape[0], rows.shape[1] + 1, *rows.shape[2:])

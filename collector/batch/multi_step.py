@@ -1,4 +1,4 @@
-"""`MultiStep`: turn one-step transitions into n-step transitions."""
+"""Transitions of several steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from collector.batch.conversions import convert_like, copy_of, pick
+from collector.batch.conversions import convert_like, copy_of, pick, trajectory_bounds
 from collector.batch.rollout import FlatRollout, Steps
 from vecenv.nest import as_array
 
@@ -19,17 +19,18 @@ class MultiStep:
             target = batch.reward + batch.extras["discount"] * ~batch.terminated * value(batch.next.obs)
 
     Takes a `Rollout` or `FlatRollout`, and returns a `FlatRollout` with the same steps. The reward becomes the
-    discounted sum of n rewards. `next.obs`, `terminated` and `truncated` belong to the last of these n steps. Fewer
-    steps are used at the end of an episode or batch. New entries of `extras`:
+    discounted sum of n rewards, or fewer at the end of an episode or batch. `next.obs`, `terminated` and
+    `truncated` come from the last step whose reward was summed. New entries of `extras`:
 
-    - `discount`: float64, `gamma` to the power of `steps`, for the value of `next.obs`.
-    - `steps`: int64, the number of steps; also as `steps_to_next_obs`, for torchrl's value estimators.
+    - `discount`: float64, `gamma` to the power of `steps`: factor for the value of `next.obs`.
+    - `steps`: int64, the number of summed rewards; also as `steps_to_next_obs`, for torchrl's value estimators.
     - `original_reward`.
 
-    In torchrl's MultiStep, the flags belong to the first step, so that targets continue after a terminated episode.
+    torchrl's MultiStep keeps the `terminated` and `truncated` of the first summed step. So its targets bootstrap
+    even if a later summed step terminates. torchrl's MultiStep takes gamma first, then n.
 
-    Raises ValueError for n below 1 or not an integer, for gamma outside (0, 1], and for a batch with one of these
-    names. torchrl's MultiStep takes gamma before n.
+    Raises ValueError if n is not an integer of at least 1, or gamma is not in (0, 1]. A call raises ValueError if the
+    batch already has an extra with one of the new names.
 
     >>> import gymnasium as gym
     >>> from collector import SyncDataCollector
@@ -63,7 +64,10 @@ class MultiStep:
         }
         tails = np.union1d(as_array(flat.tail_rows), (steps > 1).nonzero()[0])
         if taken := sorted(extras.keys() & flat.extras.keys()):
-            raise ValueError(f"MultiStep adds {taken} to batch.extras, which has these names already: rename them")
+            raise ValueError(
+                f"batch.extras already has {taken}, and MultiStep adds entries with these names: rename the existing "
+                "ones"
+            )
         return replace(
             flat,
             reward=reward,
@@ -75,11 +79,9 @@ class MultiStep:
         )
 
     def _last_rows(self, flat: FlatRollout) -> np.ndarray:
-        trajectories = as_array(flat.traj_ids)
-        ends = np.append(np.flatnonzero(np.diff(trajectories)), len(trajectories) - 1)
-        rows = np.arange(len(trajectories))
-        last = ends[np.searchsorted(ends, rows)] if len(rows) else rows
-        return np.minimum(rows + self.n - 1, last)
+        starts, stops = trajectory_bounds(flat.env_ids, flat.traj_ids, flat.step_count)
+        last = np.repeat(stops, stops - starts) - 1
+        return np.minimum(np.arange(flat.frames) + self.n - 1, last)
 
     def __repr__(self) -> str:
         return f"MultiStep(n={self.n}, gamma={self.gamma})"

@@ -1,4 +1,4 @@
-"""`Rollout` `(env, time, ...)` and `FlatRollout` `(step, ...)`: batches of collected steps."""
+"""Batches of steps: `Rollout` `(env, time, ...)` and `FlatRollout` `(step, ...)`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from collector.batch.conversions import convert_like, copy_of, flat_columns, join, pick, tail_rows, trajectory_columns
+from collector.batch.conversions import (
+    convert_like,
+    copy_of,
+    flat_columns,
+    join,
+    pick,
+    tail_rows,
+    trajectory_bounds,
+    trajectory_columns,
+)
 from vecenv import nest
 
 Self = TypeVar("Self", bound="Steps")
@@ -32,30 +41,28 @@ class Next(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Steps(ABC):
-    """Base of `Rollout` and `FlatRollout`."""
+    """Base class of `Rollout` and `FlatRollout`."""
 
     action: Any
-    """Actions that the envs received: an array, or a tree of arrays (Dict and Tuple spaces)."""
+    """Actions that the envs received: an array, or a dict or tuple of arrays."""
     reward: Any
-    """float64, with a last dimension of m for rewards that are vectors of m numbers."""
+    """float64. If a reward is a vector of m numbers, the last dimension is m."""
     terminated: Any
     truncated: Any
     traj_ids: Any
-    """int64: the step's episode, or -1. The k-th episode of env n has the id `k * N + n`, or its number from
-    `episode_seeds`.
+    """int64: id of the step's episode, or -1 without an episode. The id is the number from `episode_seeds`. Without
+    `episode_seeds`, episode k (from 0) of env n has the id `k * N + n`.
     """
     step_count: Any
     """int64: number of earlier steps of the episode."""
     policy_version: Any
     """int64: number of earlier weight updates; -1 for a random action."""
     env_ids: Any
-    """int64: the env of each row."""
+    """int64 `(N,)` or `(F,)`: env of each row."""
     broken_ids: np.ndarray
-    """Numpy array: `traj_ids` of episodes that ended because their env failed. Their first steps may be in earlier
-    batches.
-    """
+    """Numpy array: ids of episodes that ended in this batch because their env failed."""
     extras: dict[str, Any] = field(default_factory=dict)
-    """Additional columns by name, from the policy, a step hook, infos or `episode_seeds`."""
+    """Additional columns by name, from the policy, a step hook (`on_step=`), infos or `episode_seeds`."""
 
     @property
     def done(self) -> Any:
@@ -64,7 +71,7 @@ class Steps(ABC):
 
     @property
     def random(self) -> Any:
-        """bool: the action was random instead of the policy's."""
+        """bool: the action was random, not the policy's."""
         return self.policy_version < 0
 
     def _followed_by(self, obs: Any) -> Next:
@@ -76,13 +83,13 @@ class Steps(ABC):
 
     @abstractmethod
     def flatten(self) -> FlatRollout:
-        """Return the steps as a `FlatRollout`, with the steps in one dimension."""
+        """Return the steps as a `FlatRollout`, in one dimension."""
 
     def split_trajectories(self, pad_value: float = 0) -> Rollout:
-        """Return a batch with a row per trajectory, padded to the longest, ordered by env, then by time.
+        """Return a batch with a row per trajectory. Rows are ordered by env, then by time, and padded to one length.
 
-        `mask` is False for padding, which is `pad_value` (zero if the dtype cannot hold it), except `traj_ids` -1 and
-        flags False. An episode that continues in the next batch is split.
+        A trajectory is the part of an episode in this batch. Padding has `mask` False, `traj_ids` -1, flags False, and
+        `pad_value` in other columns (zero if the dtype cannot hold `pad_value`).
 
         Raises ValueError for a batch from `MultiStep`.
         """
@@ -105,15 +112,15 @@ class Steps(ABC):
 class FlatRollout(Steps):
     """F steps `(F, ...)`, ordered by env, then by time. `AsyncDataCollector` returns such batches.
 
-    Columns are as in `Rollout`, but without padding and failed steps. The observation after a step is `obs` of the
-    following row, or is in `tail_obs`.
+    Columns are as in `Rollout`, without padding and failed steps. The observation after a step is `obs` of the next
+    row. For the rows in `tail_rows`, it is in `tail_obs`.
     """
 
     obs: Any
     tail_rows: Any
-    """int64 `(K,)`: rows whose next observation is in `tail_obs`."""
+    """int64 `(K,)`: last row of each trajectory. `MultiStep` adds other rows."""
     tail_obs: Any
-    """`(K, ...)`: observations after the steps of these rows."""
+    """`(K, ...)`: observations after the steps in `tail_rows`."""
 
     def __repr__(self) -> str:
         envs, ended = len(np.unique(nest.as_array(self.env_ids))), int(self.done.sum())
@@ -164,13 +171,14 @@ class FlatRollout(Steps):
     def to_tensordict(self) -> Any:
         """Return a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`.
 
-        If an episode continues in the next batch, its last row is truncated and done, so that GAE, TD(lambda) and
+        If an episode continues in the next batch, its last row in this batch is truncated and done, so that GAE and
         V-trace do not run from one env into the next.
         """
         from collector.batch.tensordict_form import as_tensordict
 
-        ends = convert_like(np.diff(nest.as_array(self.traj_ids), append=-1) != 0, self.reward)
-        truncated = self.truncated | (ends & ~self.terminated)
+        ends = np.zeros(self.frames, np.bool_)
+        ends[trajectory_bounds(self.env_ids, self.traj_ids, self.step_count)[1] - 1] = True
+        truncated = self.truncated | (convert_like(ends, self.reward) & ~self.terminated)
         return as_tensordict(replace(self, truncated=truncated), [*self.shape], ["time"])
 
 
@@ -178,11 +186,9 @@ class FlatRollout(Steps):
 class Rollout(Steps):
     """T steps of each of N envs: arrays `(N, T, ...)`.
 
-    The policy chose `action[n, t]` for `obs[n, t]`, and the env returned `next.obs[n, t]` (guarantees:
-    docs/guarantees.md). `all_obs` stores each observation once.
+    The policy chose `action[n, t]` for `obs[n, t]`, and the env returned `next.obs[n, t]`; see docs/guarantees.md.
 
-    Arrays are numpy, or torch tensors on `storing_device`. Dict and Tuple observations are dicts and tuples. After
-    `split_trajectories`, a row is a trajectory.
+    Arrays are numpy, or torch tensors on `storing_device`. Dict and Tuple observations are dicts and tuples.
 
     Example::
 
@@ -196,17 +202,19 @@ class Rollout(Steps):
     final_obs: Any
     """`(K, ...)`: last observations of the K episodes that ended, ordered by time, then by env."""
     final_env: Any
-    """int64 `(K,)`: rows of these episodes."""
+    """int64 `(K,)`: batch row of each episode in `final_obs`."""
     final_time: Any
-    """int64 `(K,)`: time index of the last step of these episodes."""
+    """int64 `(K,)`: time index of each episode's last step."""
     mask: Any
-    """bool `(N, T)`: False if no step was taken, because the env failed (see `broken`), had no further episode, or its
-    host ends soon (Ray). Rows without an episode are zero, except the first `obs`, which follows the last step.
+    """bool `(N, T)`: False if the step failed (see `broken`), or if the env took no step. For example, the env had no
+    further episode, or its host ends soon (Ray). Without a step, action, reward, flags and extras are zero. `obs` is
+    zero too, except right after the env's last step.
     """
     broken: Any
-    """bool `(N, T)`: the episode ended because the env failed, or because its worker died (with `on_error="restart"`).
-    The failed step has its action, `mask` False, `truncated` True, no reward, and `next.obs` equal to `obs`. The step
-    before is real, `truncated`, and in `final_env` and `final_time`, if it is in the batch.
+    """bool `(N, T)`: True for steps of an episode that ended because the env failed or its worker died, with
+    `on_error="restart"`. The failed step has the action that was sent, `mask` False, `truncated` True, reward 0,
+    and `next.obs` equal to `obs`. If the batch has the episode's previous step, that step is truncated too, with
+    entries in `final_*`.
     """
 
     def __repr__(self) -> str:
@@ -256,32 +264,32 @@ class Rollout(Steps):
     def to_tensordict(self) -> Any:
         """Return a `TensorDict` of shape `(N, T)` with the keys of torchrl's collectors. Needs tensordict.
 
-        Rewards are float32. Rewards and flags have a last dimension of 1 (vectors of m rewards: m). "next" has the
-        results of each step, ("collector", "traj_ids") has the episode ids.
+        Rewards are float32. Rewards and flags have a last dimension of 1 (vectors of m rewards: m). The key
+        ("collector", "traj_ids") has the episode ids.
 
-        Raises TypeError for a column of objects or text, such as `agent_id` of `PettingZooEnv`, and ValueError for an
-        observation with a key of the TensorDict.
+        Raises TypeError for a column of objects or text, such as `agent_id` of `PettingZooEnv`, and ValueError if an
+        observation and the TensorDict have the same key.
         """
-        from collector.batch.tensordict_form import as_tensordict  # needs tensordict
+        from collector.batch.tensordict_form import as_tensordict
 
         return as_tensordict(self, [*self.shape], [None, "time"])
 
 
 class RewardError(ValueError):
-    """A reward is NaN in episode `traj_id`. `policy` is True if the policy returned NaN."""
+    """A reward of episode `traj_id` is NaN. `policy` is True if the policy returned NaN."""
 
     traj_id = -1
     policy = False
 
 
 class RewardShape:
-    """Reward shape of a vector env: `()` until an env returns a vector, then `(m,)`."""
+    """Shape of an env's reward: `()` until an env returns a vector, then `(m,)`."""
 
     def __init__(self) -> None:
         self._shape: tuple[int, ...] = ()
 
     def fit(self, rewards: np.ndarray) -> np.ndarray:
-        """Return the rewards in this shape. If all envs failed, their scalar rewards become zeros."""
+        """Return the rewards in this shape. Scalars of a round without a successful step become zero vectors."""
         shape = rewards.shape[1:]
         if shape == self._shape:
             return rewards
@@ -292,7 +300,6 @@ class RewardShape:
 
 
 def check_rewards(batch: Rollout | FlatRollout) -> None:
-    """Raise `RewardError` if a reward is NaN."""
     reward = batch.reward
     if reward.dtype.kind != "f" or not np.isnan(reward).any():
         return
@@ -318,32 +325,31 @@ def truncate_last(batch: Rollout | FlatRollout) -> None:
 
 
 def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:
-    """Join consecutive numpy batches. Leave out episodes that failed in any batch, and the ids in `left_out`."""
+    """Join consecutive numpy batches. Drop failed episodes, and episodes with ids in `left_out`."""
     names = [each.name for each in fields(FlatRollout) if each.name not in ("tail_rows", "tail_obs", "broken_ids")]
     columns = {name: join([getattr(batch, name) for batch in batches]) for name in names}
-    columns["next_obs"] = join([batch.next.obs for batch in batches])
     broken_ids = np.concatenate([batch.broken_ids for batch in batches])
-    kept = ~np.isin(columns["traj_ids"], np.concatenate([broken_ids, *left_out]))
-    return by_env(nest.take(columns, kept), broken_ids)
+    kept = (~np.isin(columns["traj_ids"], np.concatenate([broken_ids, *left_out]))).nonzero()[0]
+    rows = kept[np.argsort(columns["env_ids"][kept], kind="stable")]
+    columns = nest.take(columns, rows)
+    tails = tail_rows(columns)
+    # Each row in `tails` is also a tail of its batch, so `known` contains it.
+    starts = np.cumsum([0, *(batch.frames for batch in batches)])
+    known = np.concatenate([batch.tail_rows + start for batch, start in zip(batches, starts, strict=False)])
+    tail_obs = nest.take(join([batch.tail_obs for batch in batches]), np.searchsorted(known, rows[tails]))
+    return FlatRollout(**columns, tail_rows=tails, tail_obs=tail_obs, broken_ids=np.unique(broken_ids))
 
 
-def by_env(columns: dict[str, Any], broken_ids: np.ndarray) -> FlatRollout:
-    """Return a batch, ordered by env."""
-    columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
-    next_obs, tails = columns.pop("next_obs"), tail_rows(columns)
-    return FlatRollout(
-        **columns, tail_rows=tails, tail_obs=nest.take(next_obs, tails), broken_ids=np.unique(broken_ids)
-    )
-
-
-def without_failures(columns: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray]:
-    """Remove the rows that the column `failed` marks, and truncate the step before.
-
-    Return the columns, ordered by env, and the ids of failed episodes.
-    """
-    columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
-    failed, ids = columns.pop("failed"), columns["traj_ids"]
+def by_env(columns: dict[str, Any]) -> FlatRollout:
+    """Order steps by env. Drop the steps marked in `failed`, and truncate the previous step of the same episode."""
+    failed, next_obs = columns.pop("failed"), columns.pop("next_obs")
+    order = np.argsort(columns["env_ids"], kind="stable")
+    ids, failed = columns["traj_ids"][order], failed[order]
     rows = failed.nonzero()[0]
     before = rows[rows > 0] - 1
-    columns["truncated"][before[ids[before] == ids[before + 1]]] = True
-    return nest.take(columns, ~failed), np.unique(ids[failed])
+    columns["truncated"][order[before[ids[before] == ids[before + 1]]]] = True
+    kept = order[~failed]
+    columns = nest.take(columns, kept)  # a single copy, because observations may be large
+    tails = tail_rows(columns)
+    tail_obs = nest.take(next_obs, kept[tails])
+    return FlatRollout(**columns, tail_rows=tails, tail_obs=tail_obs, broken_ids=np.unique(ids[failed]))

@@ -1,15 +1,15 @@
-"""`RolloutBuffer`: preallocated memory into which a collector writes a batch.
+"""`RolloutBuffer`: memory into which a collector writes the steps of a batch.
 
-Memory is ordered by time, because each step writes a row per env. `Rollout` has views `(N, T, ...)`::
+Memory is ordered by time, because each step writes a row per env. The finished `Rollout` has views `(N, T, ...)`::
 
     buffer (flat)   t=0: env 0, env 1, ..., env N-1 | t=1: env 0, ... | ... | t=T: observations only
     rollout         obs[env, t], action[env, t], reward[env, t], ...
 
-The row of an env is `time * N + env`. Methods take rows as an index array, or as a slice if all envs step.
+A step is in row `time * N + env`. Methods take rows as an index array, or as a slice if all envs step.
 
-A failed step (`on_error="restart"`) has `mask` False, and the step before ends the episode::
+A failed step (`on_error="restart"`) has `mask` False. The previous step becomes the end of the episode::
 
-    row          0    1    2    3     4    5
+    time         0    1    2    3     4    5
     env 1        s0   s1   s2#  fails s0   s1     # = truncated; next.obs[2] is obs[3]
     mask         T    T    T    F     T    T
     broken       T    T    T    T     F    F
@@ -57,7 +57,10 @@ class RolloutBuffer:
             nest.put(column, where, rows)
 
     def write_outputs(self, where: Where, outputs: dict[str, Any]) -> None:
-        """Write the policy's outputs before the step, because with `copy=False` the step may overwrite them."""
+        """Write the policy's outputs before the step.
+
+        Outputs may be views of `obs`, which a step with `copy=False` overwrites.
+        """
         if "action" not in self._columns:
             check_policy_names(outputs)
         for name, rows in outputs.items():
@@ -67,7 +70,7 @@ class RolloutBuffer:
         self, where: Where, after: Where, obs: Any, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
     ) -> None:
         columns = self._columns
-        if "truncated" not in columns:  # checks the last column, because Ctrl-C may interrupt the loop
+        if "truncated" not in columns:  # made last: after a Ctrl-C in this loop, the next call makes all three
             for name, rows in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
                 self._new_column(name, rows)
         if reward.ndim > columns["reward"].ndim:  # the first vector reward
@@ -79,7 +82,7 @@ class RolloutBuffer:
         self.write("obs", after, obs)
 
     def write_extras(self, where: Where, extras: dict[str, np.ndarray]) -> None:
-        """Write columns that not every round has. Missing rows are zero. A new dtype promotes the column's dtype."""
+        """Write columns that some steps lack. Rows of these steps are zero. Promote the dtype if it changes."""
         for name, rows in extras.items():
             column = self._columns.get(name)
             if column is None:
@@ -97,7 +100,7 @@ class RolloutBuffer:
         return nest.take(self._columns[name], where)
 
     def end_episodes(self, rows: np.ndarray, obs: Any, failed: np.ndarray | None) -> None:
-        """Record last observations, because a reset overwrites `obs`. The mask `failed` excludes failed envs."""
+        """Record the last observations of episodes, because resets overwrite them. `failed`: mask of failed steps."""
         if failed is not None:
             self._failed.append(rows[failed])
             rows, obs = rows[~failed], nest.take(obs, ~failed)
@@ -106,8 +109,8 @@ class RolloutBuffer:
     def finish(self, count: np.ndarray, numbers: Numbers, policy_version: int) -> Rollout:
         """Return the batch, as views of this buffer.
 
-        `count` `(N,)` has the number of steps per env. `numbers(done)` returns arrays `(N, T)`: episode ids, step
-        counts and seeds (or None).
+        `count` `(N,)`: steps per env. `numbers(done)` returns arrays `(N, T)`: episode ids, step counts and seeds (or
+        None).
         """
         n, steps = self._env_num, int(count.max())
         recorded = np.arange(steps) < count[:, None]
@@ -171,7 +174,7 @@ class RolloutBuffer:
 
 
 def _end_before_failures(batch: Rollout) -> Rollout:
-    """Truncate the step before each failed step, and add its next observation to `final_obs`."""
+    """Truncate the last step before each failure, and add the observation after this step to `final_obs`."""
     failed = batch.broken & ~batch.mask
     ends = np.zeros_like(failed)
     ends[:, :-1] = failed[:, 1:] & batch.mask[:, :-1] & (batch.traj_ids[:, 1:] == batch.traj_ids[:, :-1])

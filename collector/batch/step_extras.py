@@ -1,7 +1,4 @@
-"""Extras: additional columns of a batch, from the policy, a step hook, or infos.
-
-A round is a step of k envs (all envs of the collector, or some). Its columns have k rows.
-"""
+"""Extras: additional columns of a batch."""
 
 from __future__ import annotations
 
@@ -16,9 +13,10 @@ from collector.batch.rollout import Rollout
 from vecenv import nest
 
 EPISODE_SEED = "episode_seed"
-"""Entry of `extras` with the seed of each step's episode (with `episode_seeds`)."""
+"""Column of `extras` with the seed of each step's episode, if the collector has `episode_seeds`."""
 
 RowLayout = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and dtype of a row."""
 
 RESERVED = frozenset(
     {each.name for each in fields(Rollout)} | {"obs", "next", "done", "observation", "collector", EPISODE_SEED}
@@ -27,7 +25,7 @@ RESERVED = frozenset(
 
 
 class StepBatch(NamedTuple):
-    """Step of k envs of a collector, as passed to a step hook.
+    """Results of a step of k envs (some or all), for a step hook.
 
     Example::
 
@@ -38,21 +36,21 @@ class StepBatch(NamedTuple):
     """
 
     env_id: np.ndarray
-    """int64 `(k,)`."""
+    """int64 `(k,)`: env of each row."""
     obs: Any
     """Observations before the step: `(k, ...)`, or a dict or tuple of arrays."""
     action: Any
-    """`(k, ...)`, or a dict or tuple of arrays."""
+    """`(k, ...)`, or a dict or tuple."""
     reward: np.ndarray
     """float64 `(k,)`, or `(k, m)` if a reward is a vector of m numbers."""
     terminated: np.ndarray
     """bool `(k,)`: the env reached a final state."""
     truncated: np.ndarray
-    """bool `(k,)`: the episode was stopped earlier."""
+    """bool `(k,)`: the episode was stopped before a final state."""
     next_obs: Any
     """Observations after the step."""
     info: np.ndarray
-    """Object array `(k,)` of dicts."""
+    """Object array `(k,)` of the envs' info dicts."""
 
 
 StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
@@ -66,13 +64,10 @@ def check_policy_names(outputs: Iterable[str]) -> None:
 
 
 class StepExtras:
-    """Columns of a round from a step hook and from infos.
+    """Converter of a step hook's results and info entries to columns `(k, ...)`.
 
-    Args:
-        hook: called with copies of arrays and info dicts (values in infos are not copied).
-        keys: entries of infos, see `InfoExtras`.
-        info_layout: shapes and dtypes of these entries, updated in place.
-        policy_layout: returns shapes and dtypes of the policy's outputs.
+    hook: gets copies of arrays and info dicts (values in infos are not copied). keys: info entries. info_layout: their
+        shapes and dtypes, updated in place. policy_layout: returns the policy's columns, whose names are refused.
     """
 
     def __init__(
@@ -83,6 +78,8 @@ class StepExtras:
         policy_layout: Callable[[], Mapping[str, RowLayout]],
     ) -> None:
         self._hook, self._keys, self._policy_layout = hook, keys, policy_layout
+        self.needs_obs = hook is not None
+        """False if a step may have empty observations, because only infos are read."""
         self._hook_layout: dict[str, RowLayout] = {}
         self._info_layout = info_layout
         self._columns = InfoExtras(keys, info_layout, policy_layout)
@@ -125,8 +122,8 @@ class StepExtras:
         return extras
 
     def fill(self, extras: dict[str, Any], shape: tuple[int, ...]) -> None:
-        """Cast the columns to their latest dtypes, in a fixed order of names. Zeros replace a missing column, and a
-        column that does not fit in shape or dtype.
+        """Order columns as in `layout`, and cast them to its dtypes. A column that is missing or does not fit becomes
+        zeros.
         """
         for name, layout in self.layout.items():
             rows = extras.pop(name, None)
@@ -138,8 +135,9 @@ class StepExtras:
 class InfoExtras:
     """Converter of info entries of k envs to arrays `(k, ...)`.
 
-    Scalars become bool, int64, or float64 (also uint64), and a later scalar may promote the column. Arrays must keep
-    their shape, and are cast to the first dtype ("same_kind"). Missing entries are zero.
+    Scalars become bool, int64 or float64 (uint64 becomes float64). A later scalar may promote the column's dtype.
+    Arrays must keep the shape of the key's first array, and are cast to its dtype ("same_kind"). Missing entries are
+    zero.
     """
 
     def __init__(
@@ -152,7 +150,7 @@ class InfoExtras:
         self._layout = {} if layout is None else layout
 
     def __call__(self, infos: Sequence[Mapping[str, Any]] | np.ndarray, env_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Return a column for each key that an info has had so far.
+        """Return a column for each key that this or an earlier call found.
 
         Raises TypeError for values other than numbers and arrays, and if a shape or dtype does not fit the column.
         Raises ValueError for a key that the policy returns.
@@ -190,7 +188,6 @@ class InfoExtras:
 
 
 def refuse_names(source: str, names: Iterable[str], taken: Iterable[str] = ()) -> None:
-    """Raise `ValueError` for a name that is reserved or taken."""
     for name in sorted({*names} & (RESERVED | {*taken})):
         raise ValueError(
             f"{source} {name!r}, which a batch has already: use a different name (for an entry of infos, return it "
@@ -212,7 +209,7 @@ def check_info_keys(keys: Any) -> tuple[str, ...]:
 
 
 def _step_info(info: Mapping[str, Any], done: Any) -> Mapping[str, Any]:
-    """Return the info of the step. If the env was reset in the same round, this is `final_info`."""
+    """Return the info of the step: `final_info` if the worker also reset the env."""
     last = info.get("final_info") if done and "final_obs" in info else None
     return last if isinstance(last, Mapping) else info
 

@@ -12,11 +12,10 @@ try:
     from tensordict import TensorDict
     from tensordict.nn import InteractionType, set_interaction_type
 except ImportError as error:
-    raise ImportError("tensordicts need tensordict: pip install 'vecenv[torch]' tensordict") from error
+    raise ImportError("tensordicts need tensordict: pip install 'vecenv[tensordict]'") from error
 
 
 def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any:
-    """Return the batch with the keys of torchrl's collectors; see `Rollout.to_tensordict`."""
     batch = batch if isinstance(batch.reward, torch.Tensor) else batch.to("cpu")
     after = batch.next
     dims = len(shape)
@@ -50,7 +49,7 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
 
 
 def call_with_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, Any]:
-    """Return the entries that the policy wrote into a `TensorDict`. `interaction` names an `InteractionType`."""
+    """Call the policy. Return the entries that the policy added. `interaction` names an `InteractionType`."""
     tensors = nest.map(torch.as_tensor, obs)
     first = next(nest.leaves(tensors))
     inputs = TensorDict(_observations(tensors), batch_size=[len(first)], device=first.device)

@@ -1,1 +1,1 @@
-"""Collect rollouts on a Ray cluster."""
+"""Collect batches with actors on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""`ActorConfig`: options of a `RayCollector`'s actors, and checks of the collector's arguments."""
+"""`ActorConfig`, and checks of the arguments of `RayCollector`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTOR_ARGUMENTS = [
     "reset_when_done",
     "set_truncated",
 ]
-"""Arguments of `SyncDataCollector` that the collector passes on to each actor."""
+"""Arguments that a `RayCollector` passes to the `SyncDataCollector` of each actor."""
 
 RAY_FIELDS = ("num_cpus", "num_gpus", "resources", "runtime_env", "scheduling", "placement_group")
 
@@ -36,15 +36,15 @@ class ActorConfig:
         num_cpus, num_gpus: Resources that Ray reserves per actor, without limiting usage. A policy on "cuda" needs
             `num_gpus`; 0.25 puts four actors on a GPU.
         resources, runtime_env, scheduling, placement_group: See `vecenv.ray_cluster.actor_options`.
-        start_timeout: Seconds until an actor must run, and then until the vector env must be ready.
-        rollout_timeout: Seconds after which an actor is killed because a rollout hangs.
+        start_timeout: Seconds to wait until an actor runs, and then again until its vector env is ready.
+        rollout_timeout: Maximum seconds of a rollout. An actor that needs longer is killed.
         on_worker_failure: Reaction if an actor dies, hangs or loses a worker: "restart" (with new envs), "drop"
             (continue without the actor), "raise" (`WorkerDiedError` or `WorkerTimeoutError`, with actor and env ids). A
-            restarted actor may wait for a place while the others collect. Exceptions of envs and policy are always
+            restarted actor may wait for resources while others collect. Exceptions of envs and policy are always
             raised.
-        max_restarts: Restarts of an actor without a rollout in between. The next failure is raised.
-        min_actors: Number of actors with which the collector starts, if the cluster has no place for more within
-            `start_timeout`. The others join when they find a place, for example on a new host. None requires all.
+        max_restarts: Maximum restarts of an actor in a row, without a rollout in between. The next failure is raised.
+        min_actors: Number of actors that suffice to start, if the cluster lacks resources for more within
+            `start_timeout`. Other actors join later. None requires all.
 
     Raises `ValueError` or `TypeError` for invalid values.
     """
@@ -89,7 +89,6 @@ def check_arguments(
     policy_device: Any,
     options: Mapping[str, Any],
 ) -> None:
-    """Raise `TypeError` or `ValueError` for invalid arguments of a `RayCollector`."""
     many = isinstance(make_venv, Sequence) and not isinstance(make_venv, str)
     if (not callable(make_venv) and not many) or (hasattr(make_venv, "step") and not isinstance(make_venv, type)):
         raise TypeError(

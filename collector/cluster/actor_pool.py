@@ -1,7 +1,7 @@
-"""`ActorPool` starts Ray actors, calls them, detects failures, and replaces actors that die.
+"""`ActorPool`: starts and calls Ray actors, and replaces actors that fail.
 
-An actor answers calls in order, so the pool waits only for the oldest call. After a failure the pool kills the actor
-first, because a call that took too long still runs. Later calls are lost with the actor.
+An actor answers its calls in order, so the pool waits only for the oldest call of each actor. After any failure, the
+pool kills the actor. After a timeout, the overdue call would otherwise keep running. The actor's later calls are lost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ logger = logging.getLogger("vecenv")
 
 class ActorCall(NamedTuple):
     kind: str
-    """"placement" (any answer: the actor runs), "start", "rollout", or "reset" (a call of all actors)."""
+    """"placement" (an answer shows that the actor runs), "start", "rollout", or "reset" (a call of any method by
+    `ActorPool.run`).
+    """
     reference: Any
     number: int
     frames: int
@@ -45,7 +47,7 @@ class ActorCall(NamedTuple):
 
 @dataclass
 class Actor:
-    """Place among the actors. A restarted actor keeps it."""
+    """Record of an actor, also after restarts."""
 
     index: int
     handle: Any = None
@@ -55,13 +57,14 @@ class Actor:
     restarts_since_seed: int = 0
     dropped: bool = False
     has_no_place: bool = False
-    """True if a replacement waits for a place."""
+    """True if the actor waits for resources after `start_timeout`."""
     weights: Any = None
     next_index: int = 0
-    """Index above all received episodes."""
+    """Each env counts its episodes by index. Episodes that were delivered from this actor have lower indices."""
     in_progress: list[int] = field(default_factory=list)
-    """`traj_ids` of episodes that the next rollout continues."""
+    """Episode ids (not env ids) of the unfinished episodes, which the next rollout continues."""
     oldest_since: float = 0.0
+    """`time.monotonic()` at which the wait for the oldest call began."""
     stats: ActorStats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +80,7 @@ class Actor:
 
     @property
     def env_ids(self) -> tuple[int, ...]:
-        """Ids among the envs of all actors; empty until `start` has returned."""
+        """Ids of this actor's envs, unique in the pool; empty until the actor has answered its `start` call."""
         env_num = 0 if self.started is None else self.started.env_num
         return tuple(range(self.index * env_num, (self.index + 1) * env_num))
 
@@ -87,7 +90,6 @@ class Actor:
         return self.calls.popleft()
 
     def clear(self) -> int:
-        """Remove all calls. Return their frames."""
         frames, self.stats.in_flight = self.stats.in_flight, 0
         self.calls.clear()
         return frames
@@ -114,7 +116,7 @@ class Actor:
 
 
 class ReceivedRollout(NamedTuple):
-    """Received rollout. Its arrays are read-only views of Ray's store."""
+    """Rollout with arrays that are read-only views of Ray's object store."""
 
     actor: Actor
     report: RolloutReport
@@ -126,7 +128,7 @@ class ReceivedRollout(NamedTuple):
 
 
 class ActorPool:
-    """Pool of actors on a Ray cluster. `start_arguments(actor)` returns the arguments of `RolloutActor.start`."""
+    """Pool of Ray actors. `start_arguments(actor)` returns the arguments of `RolloutActor.start`."""
 
     def __init__(
         self,
@@ -140,12 +142,12 @@ class ActorPool:
         self.actors = [Actor(index) for index in range(count)]
         self.failures: deque[ActorFailure] = deque(maxlen=100)
         self.broken: list[int] = []
-        """`traj_ids` of episodes that broke off with an actor. The caller empties the list."""
+        """Ids of unfinished episodes of killed actors. The caller empties the list."""
         self._calls = 0
         self._starting = True
 
     def start(self) -> None:
-        """Start all actors. Raises `WorkerTimeoutError` if this takes too long."""
+        """Start the actors. Raises `WorkerTimeoutError` if too few start in time."""
         for actor in self.actors:
             self._launch(actor)
         while any(actor.calls for actor in self.usable):
@@ -168,10 +170,10 @@ class ActorPool:
         self._call(actor, "rollout", "collect", arguments, frames)
 
     def next_answer(self, timeout: float | None = None) -> ReceivedRollout | None:
-        """Wait until an actor answers its oldest call or fails, or until `timeout` (seconds). Prefer the earliest call.
+        """Wait at most `timeout` seconds until an actor answers its oldest call or fails.
 
-        Returns a rollout if one has arrived. Raises exceptions of the actor's code, which keeps running, and failures
-        that are not absorbed.
+        Returns a rollout if one has arrived. Raises exceptions of envs and policy, which the actor survives. Also
+        raises an actor's failure, unless the actor is restarted or dropped.
         """
         busy = sorted((actor for actor in self.actors if actor.calls), key=lambda actor: actor.calls[0].number)
         if not busy:
@@ -193,14 +195,13 @@ class ActorPool:
         return None
 
     def _may_wait(self, actor: Actor) -> bool:
-        """Return whether an actor may wait for a place while other actors collect."""
         if self._starting:
             least = self._config.min_actors
             return least is not None and sum(bool(other.stats.pid) for other in self.alive) >= least
         return self._config.on_worker_failure == "restart" and any(other is not actor for other in self.usable)
 
     def _await_place(self, actor: Actor, failure: VectorEnvError) -> None:
-        """Request a place anew, because the nodes may have changed."""
+        """Kill and relaunch an actor without a place after `start_timeout`. Other nodes may be reachable now."""
         self._kill(actor)
         actor.stats.lost += actor.clear()
         if not actor.has_no_place:
@@ -209,11 +210,12 @@ class ActorPool:
         self._launch(actor)
 
     def run(self, method: str, arguments: Callable[[Actor], tuple[Any, ...]]) -> None:
-        """Call a method of each actor, wait for all, and discard rollouts in flight. An actor that fails is restarted
-        instead, with current start arguments.
+        """Call a method of each actor, and wait. Discard rollouts that arrive meanwhile.
+
+        An actor that restarts meanwhile is not called again. So its start arguments must have the same effect.
         """
         for actor in self.alive:
-            if actor.has_no_place:  # a relaunch uses current arguments
+            if actor.has_no_place:  # its pending start has old arguments
                 self._kill(actor)
                 actor.stats.lost += actor.clear()
                 self._launch(actor)
@@ -226,7 +228,7 @@ class ActorPool:
             actor.in_progress = []
 
     def close(self) -> None:
-        """Close the vector envs, and kill all actors after a few seconds."""
+        """Close the vector envs, and kill all actors after at most `CLOSE_LIMIT` seconds."""
         alive = [actor for actor in self.alive if actor.handle is not None]
         made = [actor for actor in alive if not actor.starts]
         left = [call.reference for actor in alive for call in actor.calls]
@@ -236,7 +238,7 @@ class ActorPool:
             return  # Ray's shutdown ended the actors
         if closing := [actor.handle.close.remote() for actor in made]:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_LIMIT, fetch_local=False)
-        if left:  # Ray prints errors that are not fetched
+        if left:  # Ray prints every error that is not fetched, so fetch them
             for reference in self._ray.wait(left, num_returns=len(left), timeout=0, fetch_local=False)[0]:
                 with suppress(Exception):
                     self._ray.get(reference, timeout=0)
@@ -283,7 +285,6 @@ class ActorPool:
         return None
 
     def _failure_of(self, actor: Actor, error: Exception) -> VectorEnvError:
-        """Convert an exception of `ray.get` to a failure of the actor. Raise exceptions of the actor's code."""
         if is_loss(error):
             reason = missing_package(error) or str(error).strip()
             return _make_error(actor, WorkerDiedError, f"{actor} died during its {actor.calls[0].kind}: {reason}")
@@ -296,15 +297,18 @@ class ActorPool:
             raise error
         trace = RemoteTraceback(getattr(error, "traceback_str", str(error)))
         if isinstance(cause, (WorkerDiedError, WorkerTimeoutError)):
-            # The vector env of the actor has lost a worker.
             failure = _make_error(actor, type(cause), f"in {actor}: {cause}")
             failure.__cause__ = trace
             return failure
-        actor.stats.lost += actor.pop().frames  # the actor survives
+        actor.stats.lost += actor.pop().frames
         if isinstance(cause, self._ray.exceptions.RayError):  # an exception that could not be pickled
             cause = EnvStepError(str(cause))
         ids = actor.env_ids
-        add_note(cause, f"raised in {actor}" + (f"; its env 0 is env {ids[0]} here" if ids else ""))
+        add_note(
+            cause,
+            f"raised in {actor}"
+            + (f"; env 0 of this actor is env {ids[0]} among the envs of all actors" if ids else ""),
+        )
         raise cause from trace
 
     def _timeout_error(self, actor: Actor) -> VectorEnvError:
@@ -318,9 +322,8 @@ class ActorPool:
         return _make_error(actor, WorkerTimeoutError, text)
 
     def _handle_failure(self, actor: Actor, failure: VectorEnvError) -> None:
-        """Kill a failed actor, then follow `on_worker_failure`."""
         lost, config = self._end(actor), self._config
-        # A silent node that Ray still lists is not the program's fault.
+        # If all nodes answer, a failure at the start is the program's fault.
         answer = "raise" if self._starting and not unreachable_nodes() else config.on_worker_failure
         if answer == "restart" and actor.restarts_in_a_row >= config.max_restarts:
             answer = "raise"
@@ -346,7 +349,6 @@ class ActorPool:
         self._restart(actor)
 
     def _end(self, actor: Actor) -> int:
-        """Kill an actor. Return the frames that are lost with its calls."""
         self._kill(actor)
         self.broken += actor.in_progress
         actor.in_progress, lost = [], actor.clear()
@@ -359,7 +361,6 @@ class ActorPool:
         self._launch(actor)
 
     def _kill(self, actor: Actor) -> None:
-        """End an actor through Ray, which then prints no death."""
         handle, actor.handle = actor.handle, None
         if handle is not None:
             end_actor(handle)

@@ -1,4 +1,4 @@
-"""Statistics of a `RayCollector`: numbers, a table and a progress bar."""
+"""Statistics of a `RayCollector`, as a table, a progress bar and Ray metrics."""
 
 from __future__ import annotations
 
@@ -32,13 +32,11 @@ class FrameCounts:
     requested: int = 0
     """Steps of all requested rollouts."""
     delivered: int = 0
-    """Steps that the driver has received."""
+    """Steps in finished batches."""
     lost: int = 0
-    """Steps requested from a killed actor, of a rollout that raised, or left out by a rollout that ended early."""
+    """Steps that an actor did not deliver, because it was killed, its rollout raised, or its rollout ended early."""
     discarded: int = 0
-    """Steps in flight at `set_seed`, `reset`, `load_state_dict` or `shutdown`, or of a batch that an exception
-    ended.
-    """
+    """Steps dropped by `set_seed`, `reset`, `load_state_dict`, `shutdown`, or an exception during a batch."""
     in_flight: int = 0
     """Steps of rollouts in progress or in the object store."""
     restarts: int = 0
@@ -48,15 +46,15 @@ class FrameCounts:
 class ActorStats(FrameCounts):
     actor: int
     state: str = "waits"
-    """"starts", "collects", "waits", "no place" or "dropped"."""
+    """"starts", "collects", "waits", "no place" (Ray lacks resources) or "dropped"."""
     node: str = "?"
     pid: int = 0
     collecting: float = 0.0
     waiting: float = 0.0
+    """Seconds without a call."""
 
     @property
     def steps_per_second(self) -> float:
-        """Steps per second of collecting."""
         return self.delivered / self.collecting if self.collecting else 0.0
 
     @property
@@ -67,13 +65,13 @@ class ActorStats(FrameCounts):
 
 @dataclass(kw_only=True)
 class ClusterStats(FrameCounts):
-    """Statistics of all actors of a `RayCollector`, and their sums, printed as a table."""
+    """Statistics of a `RayCollector`'s actors, and their sums. `str()` is a table."""
 
     actors: tuple[ActorStats, ...]
     weight_puts: int = 0
-    """Number of times that weights were put into the object store."""
+    """Number of weight copies put into the object store."""
     failures: tuple[ActorFailure, ...] = ()
-    """The last 100 failures."""
+    """Last 100 failures."""
 
     def __post_init__(self) -> None:
         for each in fields(FrameCounts):
@@ -99,8 +97,6 @@ def _numbers(stats: ActorStats | ClusterStats) -> tuple[str, ...]:
 
 
 class ProgressBar:
-    """Progress bar with frames and speed; needs rich."""
-
     def __init__(self, total: int, console: Any = None) -> None:
         try:
             from rich import progress
@@ -129,15 +125,13 @@ COUNTERS = {
     "collecting": ("vecenv_collecting_seconds", "Seconds that actors spent collecting."),
     "waiting": ("vecenv_waiting_seconds", "Seconds in which actors had nothing to do."),
 }
-"""Name and description of the metric of each figure in `ActorStats`."""
+"""Name and description of each metric, by field of `ActorStats`."""
 REPORT_INTERVAL = 1.0
-"""Seconds between two reports."""
+"""Seconds."""
 
 
 class ClusterMetrics:
-    """Metrics of Ray for the figures of a `RayCollector`, which Prometheus and Grafana read: counters with the tag
-    `actor`, and the counter `vecenv_episodes`.
-    """
+    """Reports `COUNTERS` per actor, and the counter `vecenv_episodes`, as Ray metrics for Prometheus and Grafana."""
 
     def __init__(self) -> None:
         self._counters = {name: make_counter(*texts, tags=("actor",)) for name, texts in COUNTERS.items()}
@@ -147,7 +141,7 @@ class ClusterMetrics:
         self._due = 0.0
 
     def report(self, episodes: int, stats: Callable[[], ClusterStats]) -> None:
-        """Add the episodes of a batch, and report all figures if a second has passed."""
+        """Add the episodes of a batch. Report all metrics at most once per second."""
         self._ended += episodes
         if time.monotonic() < self._due:
             return

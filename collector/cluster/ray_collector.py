@@ -1,4 +1,4 @@
-"""`RayCollector`: collect batches with actors on a Ray cluster. Each actor has separate envs and a copy of the policy.
+"""`RayCollector`: collects batches with actors on a Ray cluster. Each actor has envs and a copy of the policy.
 
 driver          weights --put once per version--> object store --read by--> actors
 RayCollector    batch <--one copy-- object store <--whole rollouts-- actors
@@ -23,40 +23,40 @@ from collector.cluster.rollout_batches import RolloutBatches
 from collector.collectors.base_collector import BaseCollector
 from collector.collectors.collector_config import CollectorConfig
 from collector.collectors.env_source import VectorEnvMaker, make_vector_env
-from collector.collectors.evaluation import Evaluation
+from collector.collectors.evaluation import Evaluation, policy_for_evaluation
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.policy_call import Policy, requested_exploration_type
 from collector.policy.weights import PublishedWeights
 from vecenv.extending import check_seed, connect, seed_chain, worker_seeds
 
 OF_EVALUATION = ("info_keys", "max_frames_per_traj", "policy_threads")
-"""Arguments of the actors that `evaluate` uses too."""
+"""Arguments of the actors that `evaluate` also uses."""
 PARTS_OF_STORE = 4
 
 
 class RayCollector(BaseCollector):
     """Collector of batches from `num_actors` Ray actors.
 
-    docs/guarantees.md ("Batches of a collector") says when batches are equal, which ids envs and trajectories have, and
-    which frames may be lost.
+    See docs/guarantees.md ("Batches of a collector").
 
     Args:
-        make_venv: Makes the vector env of an actor, in the actor; or a list of callables that make one env each.
-        policy: Policy or module. The driver's module is never changed.
+        make_venv: Function that makes a vector env, called in each actor; or a list of functions that make one env
+            each.
+        policy: Policy or module. The actors get copies. The collector never changes the original.
         num_actors: Number of actors.
         frames_per_batch: Steps in a batch: of all actors with `sync`, else of one actor.
-        total_frames, init_random_frames: As for `SyncDataCollector`, for all actors together.
+        total_frames, init_random_frames: See `SyncDataCollector`; for all actors together.
         sync: True: a batch has a rollout of each actor, with the newest weights; False: the rollout that finished
             first.
-        actors: Places, time limits and failures of actors, see `ActorConfig`.
+        actors: Options of the actors.
         max_in_flight: Maximum rollouts in flight per actor; default: 1 with `sync`, else 2.
         max_bytes_in_flight: Maximum bytes of all rollouts in flight; default: a quarter of the object store.
-        straggler_timeout: With `sync`, seconds that a batch waits after its first rollout.
+        straggler_timeout: With `sync`, seconds that a batch waits for other actors after its first rollout.
         progress: Show a progress bar; needs `vecenv[job]`.
         policy_device: Device of the actors' policies.
-        device, storing_device, postproc, split_trajs: As for `SyncDataCollector`, on the driver.
+        device, storing_device, postproc, split_trajs: See `SyncDataCollector`; applied in this process.
         create_env_kwargs: Keyword arguments for `make_venv`; or a list with a dict per actor.
-        options: Arguments of `SyncDataCollector` for the actors, except `interruptor` and `return_same_td`.
+        options: Other arguments of `SyncDataCollector`, for the actors. A wrong name raises TypeError.
 
     Raises `ImportError` without ray, `WorkerTimeoutError` if actors cannot be scheduled, and errors of `make_venv`.
 
@@ -105,7 +105,7 @@ class RayCollector(BaseCollector):
         self._env_kwargs = [*kwargs] if isinstance(kwargs, Sequence) else [kwargs or {}] * count
         self._env_num = self._frames = 0
         self._first_id = 0
-        """Lowest episode id that a loaded state has not used."""
+        """Lowest episode id that the loaded state has not used, or 0."""
         self._seed: tuple[int, bool] | None = None
         make_env = VectorEnvMaker(SyncDataCollector, options.get("backend"), "dummy", {})
         self._evaluation = Evaluation(make_venv, partial(make_vector_env, kwargs=self._env_kwargs[0], make=make_env))
@@ -141,7 +141,7 @@ class RayCollector(BaseCollector):
             self._opened = opened.pop_all()
 
     def _start_arguments(self, actor: Actor) -> tuple[Any, ...]:
-        """Return the arguments of `RolloutActor.start`. New seeds keep a restarted actor from repeating episodes."""
+        """Return the arguments of `RolloutActor.start`. A restarted actor gets new seeds, and new episodes."""
         entropy = self._entropy(actor)
         seed = None
         if self._seed is not None:
@@ -158,7 +158,7 @@ class RayCollector(BaseCollector):
         return max(self._first_id, index * self._count * self._env_num)
 
     def _entropy(self, actor: Actor) -> list[int]:
-        """Return the entropy of an actor's generators, which without a seed comes from the driver."""
+        """Return the entropy for an actor's generators: from `set_seed`, or from the driver's generators."""
         if self._seed is not None:
             return [self._seed[0], actor.restarts_since_seed]
         return [int.from_bytes(worker_seeds(actor.index)[0], "little")]
@@ -186,7 +186,7 @@ class RayCollector(BaseCollector):
 
     def _make_evaluator(self, env: Any) -> SyncDataCollector:
         options = {"frames_per_batch": env.env_num, "storing_device": self.storing_device, **self._of_evaluation}
-        return SyncDataCollector(env, self._weights.policy, **options)
+        return SyncDataCollector(env, policy_for_evaluation(self._weights.policy), **options)
 
     def __repr__(self) -> str:
         so_far = f"{self.frames} frames so far{', shut down' if self._closed else ''}"
@@ -211,7 +211,6 @@ class RayCollector(BaseCollector):
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Raise `RuntimeError` after a shutdown, and shut down after an exception."""
         self._check_open()
         try:
             yield
@@ -250,15 +249,14 @@ class RayCollector(BaseCollector):
             self._pool.run("skip_to", lambda actor: (next_id,))
 
     def stats(self) -> ClusterStats:
-        """Return statistics of each actor, and the last failures, printed as a table."""
+        """Return statistics of each actor, and the last failures. `print` shows them as a table."""
         actors = tuple(actor.figures() for actor in self._pool.actors)
         return ClusterStats(actors=actors, weight_puts=self._weights.puts, failures=tuple(self._pool.failures))
 
     def shutdown(self) -> None:
-        """End the actors, and leave the cluster. A cluster that this collector started is shut down unless it has other
-        users.
+        """End the actors, and leave the cluster. May be called repeatedly, and after any failure.
 
-        Safe after any failure, and more than once.
+        If vecenv started the cluster, its last user in this process shuts it down.
         """
         if not self._closed:
             self._closed = True

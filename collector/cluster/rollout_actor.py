@@ -1,6 +1,6 @@
-"""Actor of a `RayCollector`: a `SyncDataCollector` in a Ray worker process.
+"""`RolloutActor`: a `SyncDataCollector` in a Ray worker process, for a `RayCollector`.
 
-With N envs per actor, actor a has the envs a * N to a * N + N - 1. The class does not need ray.
+With N envs per actor, actor a has the envs a * N to a * N + N - 1.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from vecenv.extending import seed_generators
 Columns = dict[str, Any]
 STEPS = ["all_obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version"]
 STEPS += ["mask", "broken", "extras"]
-"""Entries of a rollout with a row per env and a column per step."""
+"""Fields of `Rollout` with the dimensions env and time."""
 OTHERS = ["env_ids", "broken_ids", "final_obs", "final_env", "final_time"]
-"""Entries per env, or per end of an episode."""
+"""Fields of `Rollout` with a row per env or ended episode."""
 
 
 class Started(NamedTuple):
@@ -40,18 +40,15 @@ class Started(NamedTuple):
 
 class RolloutReport(NamedTuple):
     seconds: float
-    """Seconds of collecting."""
     waited: float
-    """Seconds that the actor was idle before."""
+    """Seconds that the actor was idle before the rollout."""
     frames: int
-    """Steps of the rollout, which are fewer if it ended early."""
+    """Steps of the rollout, fewer than `Started.frames` if it ended early."""
     leaves: bool
-    """True if the host of the actor ends soon. Each rollout then ends after one round."""
+    """True if the actor's host ends soon. Each rollout then ends after one step per env."""
 
 
 class RolloutActor:
-    """Collector of rollouts with a vector env and a copy of the policy."""
-
     def __init__(self, index: int, count: int) -> None:
         self._index, self._count = index, count
         self._collector: SyncDataCollector = None  # type: ignore[assignment]  # until `start`
@@ -59,7 +56,6 @@ class RolloutActor:
         self._idle_since = 0.0
 
     def __repr__(self) -> str:
-        """Return the name of the actor in Ray's dashboard and logs."""
         return f"RolloutActor({self._index} of {self._count})"
 
     def whereabouts(self) -> tuple[int, str]:
@@ -78,11 +74,11 @@ class RolloutActor:
         """Make the vector env and the collector. Exceptions here, unlike in `__init__`, reach the driver unchanged.
 
         Args:
-            pickled: `(make_venv, policy, options)`, arguments of a `SyncDataCollector`.
+            pickled: Pickled `(make_venv, policy, options)`.
             env_kwargs: Arguments for `make_venv`.
-            entropy: Seeds the generators.
-            seed: Optional arguments for `set_seed`.
-            next_id: Lowest episode id.
+            entropy: Seeds the global generators.
+            seed: `first` and `static_seed` of `set_seed`, or None.
+            next_id: Lowest id of new episodes.
             import_path: The driver's `sys.path`, searched last. Ray passes only part of it.
             may_leave: End the rollout early when Ray announces the end of this host.
         """
@@ -110,7 +106,6 @@ class RolloutActor:
         return Started(self._collector.env.env_num, self._collector.frames_per_batch)
 
     def set_seed(self, entropy: Sequence[int], first: int, static_seed: bool) -> None:
-        """Seed the envs, beginning with `first`, and this process's generators, from which policies may draw."""
         self._collector.set_seed(first, static_seed)
         self._seed_generators(entropy)
 
@@ -118,7 +113,6 @@ class RolloutActor:
         self._collector.reset()
 
     def skip_to(self, next_id: int) -> None:
-        """Abandon the episodes in progress. New episodes get ids from `next_id` on."""
         index = -(-next_id // (self._count * self._collector.env.env_num))
         nothing: dict[str, Any] = {"env_state_dict": {}, "frames": 0, "iter": 0}
         self._collector.load_state_dict({**nothing, "traj_pool": index * self._collector.env.env_num})
@@ -126,8 +120,8 @@ class RolloutActor:
     def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[RolloutReport, Columns]:
         """Collect a rollout. `weights` is None if the actor already has this version.
 
-        Arrays have the shape `(time, env, ...)`, as in memory, to save a copy. Ids are unique among all actors. Rows
-        that an early end leaves out are zero.
+        Arrays have the shape `(time, env, ...)`, because this order in memory saves a copy. Ids are unique among all
+        actors. If the rollout ends early, missing rows are zero, with -1 as `traj_ids`.
         """
         begin = time.perf_counter()
         waited = begin - self._idle_since

@@ -1,9 +1,9 @@
-"""Combine the rollouts of actors into batches.
+"""`RolloutBatches`: combines the rollouts of actors into batches.
 
-With `sync`, a batch has a rollout of each actor, and only late rollouts stay in flight between batches. Otherwise a
-batch is the rollout that finished first, and actors keep collecting.
+With `sync`, a batch has a rollout of each actor. Between batches, only actors that missed the last batch collect.
+Without `sync`, a batch is the rollout that finished first, and all actors keep collecting.
 
-Arrays `(T, N, ...)` arrive in read-only memory of Ray's store. Each is copied once, which frees the store::
+Rollouts of T steps and N envs arrive in read-only memory of Ray's store. Each is copied once, which frees the store::
 
     batch (T, A * N, ...)   | actor 0: N columns | actor 1 | ... | actor A-1 |
 """
@@ -25,7 +25,7 @@ from vecenv import nest
 
 
 class RolloutBatches:
-    """Source of batches from rollouts with `frames` steps.
+    """Source of batches. Each rollout has `frames` steps.
 
     Args:
         depth: Maximum rollouts in flight per actor.
@@ -48,9 +48,9 @@ class RolloutBatches:
         self._rollout_bytes = 0
 
     def of_all(self, random_frames: int) -> Rollout:
-        """Return a rollout of each actor, except dropped, waiting and late actors.
+        """Return a batch with a rollout of each actor. Dropped, waiting and late actors are left out.
 
-        If fewer than `random_frames` steps are in flight, all actions are random.
+        Requested rollouts have random actions if fewer than `random_frames` steps were in flight at the start.
         """
         batch = Assembler(len(self._pool.actors))
         all_or_none = math.inf if self._pool.frames_in_flight < random_frames else 0
@@ -81,12 +81,12 @@ class RolloutBatches:
         return self._finish(batch)
 
     def _by_requested_steps(self) -> list[Actor]:
-        """Sort the actors by requested steps, because `max_bytes` may exclude some."""
+        """Sort the actors by requested steps, because `max_bytes` may exclude the last."""
         return sorted(self._pool.usable, key=lambda actor: actor.stats.requested)
 
     def _request(self, actors: Sequence[Actor], random_frames: float) -> None:
-        version, weights = self._weights.reference()  # read once: an update may arrive
-        most = self._depth if self._rollout_bytes else 1  # the size of a rollout is still unknown
+        version, weights = self._weights.reference()  # read once, because an update may arrive
+        most = self._depth if self._rollout_bytes else 1  # 1 until the size of a rollout is known
         asked = [actor.rollouts for actor in self._pool.actors]
         in_flight = sum(asked)
         for depth in range(1, most + 1):
@@ -101,7 +101,6 @@ class RolloutBatches:
                     self._pool.ask(actor, self._frames, version, new, is_random)
 
     def _add(self, batch: Assembler, slot: int, arrived: ReceivedRollout) -> None:
-        """Add a rollout, and record which episodes of its actor continue."""
         self._received.append(arrived)
         actor, report, columns = arrived
         self._rollout_bytes = max(self._rollout_bytes, sum(leaf.nbytes for leaf in nest.leaves(columns)))
@@ -138,7 +137,7 @@ class Assembler:
         self._count = count
         self._steps: Columns = {}
         self.slots: dict[int, Columns] = {}
-        """Entries that are not per step, by slot."""
+        """Fields without a time dimension, by slot (position of the rollout in the batch)."""
 
     def add(self, slot: int, columns: Columns) -> None:
         """Copy a rollout into its slot. Raises `ValueError` if its arrays do not match earlier rollouts."""
@@ -164,7 +163,7 @@ class Assembler:
         self.slots[slot] = nest.map(np.array, {name: rows for name, rows in columns.items() if name not in STEPS})
 
     def finish(self, broken: Sequence[int] = ()) -> Rollout:
-        """Return the batch of the filled slots. `broken` episodes broke off between rollouts."""
+        """Return the batch of the filled slots. `broken`: ids of episodes that killed actors did not finish."""
         parts = [self.slots[slot] for slot in sorted(self.slots)]
         env_num = len(parts[0]["env_ids"])
         for place, part in enumerate(parts):

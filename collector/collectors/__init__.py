@@ -1,1 +1,1 @@
-"""Collectors that run in this process, and their parts: config, vector env, loops, evaluation."""
+"""Collectors that run in this process."""

@@ -1,4 +1,4 @@
-"""`AsyncDataCollector`: collects flat batches. Envs step while the policy runs."""
+"""Collector that does not wait for all envs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from vecenv.extending import at_least_one, check_send_and_recv
 
 
 class AsyncDataCollector(SyncDataCollector):
-    """Collects flat batches of exactly `frames_per_batch` steps. Some envs step while the policy runs.
+    """Collector of batches with exactly `frames_per_batch` steps. Some envs step while the policy runs for
+    other envs.
 
-    A batch is a `FlatRollout`, ordered by env, then by time. Steps join batches in the order in which they arrive. A
-    step in flight at the end of a batch joins the next batch, so no step is lost or repeated. `policy_version` tells
-    which weights chose an action.
+    A batch is a `FlatRollout`. If a step has not ended when a batch ends, it joins the next batch, so no step is
+    lost or repeated.
 
-    Without `wait_num` and `timeout`, groups of envs take turns, and every run returns the same batches. With these
-    arguments, batches depend on the speed of the envs. See docs/guides/collecting.md and docs/guarantees.md.
+    Without `wait_num` and `timeout`, fixed groups of envs take turns, and every run returns the same batches. With one
+    of these options, batches depend on the speed of the envs. See docs/guides/collecting.md.
 
-    Takes the arguments of `SyncDataCollector`, and:
+    Takes the arguments of `SyncDataCollector`, with these differences:
 
     Args:
-        create_env_fn, backend: as for `SyncDataCollector`, but a list becomes a `ShmemVectorEnv` by default.
-        groups: number of groups that take turns, if the vector env has neither `wait_num` nor `timeout`.
-        env_options: also `wait_num` and `timeout`: call the policy when this many envs are ready, or after this time.
+        create_env_fn, backend: the default backend is "shmem".
+        groups: number of groups that take turns, without `wait_num` and `timeout`.
+        env_options: may have `wait_num` and `timeout`. The policy is called when `wait_num` envs are ready, or with
+            fewer envs after `timeout` seconds.
 
-    With `return_same_td`, every batch is the same object, but in new memory.
+    With `return_same_td`, every batch is the same object with new arrays.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""`AsyncLoop`: collects flat batches. Envs step while the policy runs.
+"""`AsyncLoop`: collects the batches of an `AsyncDataCollector`.
 
 Envs are in groups. While the policy chooses actions for a group, the other groups step::
 
@@ -6,8 +6,7 @@ Envs are in groups. While the policy chooses actions for a group, the other grou
     group A       |--- a0 ---|    |--- a1 ---|         A0: choose actions for group A; a0: group A steps
     group B               |--- b0 ---|    |--- b1 ---|
 
-Without `wait_num` and `timeout`, groups are fixed and take turns, so batches do not depend on time. With these
-arguments, a group is all envs that are ready, so that no env waits for the slowest.
+With `wait_num` or `timeout`, each `recv` returns the next group. Otherwise, groups are fixed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from collector.batch.conversions import join
-from collector.batch.rollout import FlatRollout, by_env, without_failures
+from collector.batch.rollout import FlatRollout, by_env
 from collector.batch.step_extras import StepBatch, check_policy_names
 from collector.collectors.batch_request import BatchRequest, LoopParts
 from vecenv import nest
@@ -29,14 +28,14 @@ class AsyncLoop:
         self._env, self._policy, self._episodes, self._clock, self._stops = parts
         self._group_count, self._env_num = groups, parts.env.env_num
         self._queue: deque[np.ndarray] = deque()
-        """Groups that are ready for actions."""
+        """Env ids of each group that waits for its next step or reset."""
         self._in_flight = np.zeros(self._env_num, np.bool_)
         self._resetting = np.zeros(self._env_num, np.bool_)
         self._outputs: dict[str, Any] = {}
-        """Latest outputs of the policy, a row per env."""
+        """Latest outputs of the policy, with a row per env."""
         self._output_versions = np.zeros(self._env_num, np.int64)
         self._log: list[dict[str, Any]] = []
-        """Steps that belong to no batch yet."""
+        """Steps that do not belong to a batch yet."""
         self._log_frames = 0
         """Number of steps in the log, without failed steps."""
 
@@ -57,7 +56,7 @@ class AsyncLoop:
             elif self._in_flight.any():
                 self._receive(request)
             else:
-                break  # every env has ended its share of episodes
+                break  # every env has played its quota of episodes
             stopped = self._stops()
         return self._batch(request, frames if quota is None else self._log_frames)
 
@@ -135,16 +134,14 @@ class AsyncLoop:
         self._log.append(chunk)
         self._log_frames += int((~chunk["failed"]).sum())
 
-    # Batches.
-
     def _batch(self, request: BatchRequest, frames: int) -> FlatRollout:
-        """Return the first `frames` steps of the log as a batch. The rest stays in the log."""
+        """Return the first `frames` steps, and failed steps between them. Later steps stay in the log."""
         names = [name for name in self._outputs if name != "action"]
         if (on_step := request.on_step) is not None:
             names += on_step.layout
             for chunk in self._log:
                 on_step.fill(chunk["extras"], chunk["reward"].shape[:1])
-        for chunk in self._log:  # earlier steps may have extras of another hook
+        for chunk in self._log:  # drop extras of an earlier batch's step hook
             chunk["reward"] = self._episodes.reward_shape.fit(chunk["reward"])
             chunk["extras"] = {name: chunk["extras"][name] for name in names}
         log = join(self._log)
@@ -152,7 +149,7 @@ class AsyncLoop:
         count = int(beyond[0]) if len(beyond) else len(log["failed"])
         self._log_frames = len(beyond)
         self._log = [nest.take(log, np.arange(count, len(log["failed"])))] if len(beyond) else []
-        return by_env(*without_failures(nest.take(log, slice(count))))
+        return by_env(nest.take(log, slice(count)))
 
     def finish_steps(self, request: BatchRequest, discard: bool) -> None:
         while self._in_flight.any():

@@ -1,4 +1,4 @@
-"""`BaseCollector`: base class of all collectors. Iterates over batches, counts frames, and shuts down."""
+"""Base class of collectors: iterates over batches and counts steps (frames)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Self = TypeVar("Self", bound="BaseCollector")
 class BaseCollector(ABC):
     _closed = False
     _shutdown_cause = ""
-    """Class name of the exception that caused the shutdown."""
+    """Class name of the exception that caused the shutdown, or ""."""
     _first_argument = "the vector env"
     _weights: Any
     _evaluation: Any = None
@@ -32,7 +32,7 @@ class BaseCollector(ABC):
         self.env_device = config.env_device
         self.init_random_frames: int = config.init_random_frames
         self.frames = 0
-        """Steps in the batches of the iterator, including rows of failed steps."""
+        """Number of steps in the iterator's batches, including failed steps."""
         self.policy: Any = policy
         self._batches = 0
         self._reused_batches: dict[type, Any] = {}
@@ -48,7 +48,7 @@ class BaseCollector(ABC):
 
     @abstractmethod
     def _make_evaluator(self, env: Any) -> Any:
-        """Make a local collector with the same policy."""
+        """Make a collector on `env` in this process, with the same policy."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -56,16 +56,16 @@ class BaseCollector(ABC):
 
     @property
     def policy_version(self) -> int:
-        """Number of weight updates when the last batch began, including a learner's steps on a shared module."""
+        """Number of weight updates. An optimizer's changes in place count as one when the next batch begins."""
         version: int = self._weights.version
         return version
 
     def update_policy_weights_(self, policy_weights: Any = None) -> None:
-        """Copy the weights of a module, a state dict or a `TensorDict` into the policy, for the next batch or the next
-        rollout of an actor.
+        """Copy the weights of a module, state dict or `TensorDict` into the policy, for the next batch (with Ray: for
+        each actor's next rollout).
 
         `policy_weights=None` copies from the policy that was passed to the collector. Raises `RuntimeError` if the
-        policy has no weights, and `ValueError` if names or shapes do not fit.
+        policy is not a module, and `TypeError` or `ValueError` if names, shapes or dtypes do not fit.
         """
         self._weights.update(policy_weights)
 
@@ -80,13 +80,12 @@ class BaseCollector(ABC):
     ) -> CollectStats:
         """Collect `n_episode` whole episodes with the current policy, in this process and in separate envs.
 
-        The training episodes continue, and `frames` does not change. See docs/guides/collecting.md.
+        Training episodes continue, and `frames` does not change. See docs/guides/collecting.md.
 
-        exploration_type: the value taken from the policy's distributions.
-        seed: seeds the envs first, so that each evaluation plays the same episodes.
-        eval_env: vector env to play in, which stays open. `None`: a vector env made as for training, and kept for later
-            calls.
-        keep: as for `collect`.
+        exploration_type: value to take from a distribution that the policy returns.
+        seed: seed of the separate envs, so that each evaluation plays the same episodes.
+        eval_env: vector env to play in, which stays open. `None`: make one like the collector's, and keep it.
+        keep: True to return the steps too.
 
         Raises `ValueError` if the collector cannot make the envs. Then pass `eval_env`.
         """
@@ -99,7 +98,7 @@ class BaseCollector(ABC):
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights and counts, without env states. Local collectors and `RayCollector` load each other's."""
+        """Return weights, counts and transform statistics, in a form that any collector can load."""
         return {
             "env_state_dict": self._env_state(),
             "frames": self.frames,
@@ -138,8 +137,8 @@ class BaseCollector(ABC):
     def _is_complete(self) -> bool:
         return 0 <= self.total_frames <= self.frames
 
-    def _show_progress(self) -> None:  # noqa: B027  most show none
-        """Called after each batch."""
+    def _show_progress(self) -> None:  # noqa: B027  optional
+        """Report progress after a batch."""
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterator()
@@ -155,7 +154,7 @@ class BaseCollector(ABC):
             if self._is_complete():
                 self.shutdown()
             return self._finish(batch)
-        except StopIteration as error:  # raised unchanged, it would look like the normal end
+        except StopIteration as error:  # a `for` loop would end without an error
             notes = "; ".join(getattr(error, "__notes__", ()))
             said = "an env, the policy or postproc raised StopIteration"
             raise RuntimeError(f"{said}. {notes}" if notes else said) from error
@@ -174,15 +173,15 @@ class BaseCollector(ABC):
         return next(self, None)
 
     def iterator(self) -> Iterator[Any]:
-        """Iterate over batches until `total_frames`, then shut down. `rollout` describes errors."""
+        """Iterate over batches until `total_frames`, then shut down. See `rollout` for errors."""
         return self
 
     def rollout(self) -> Any:
         """Collect one batch without counting, splitting or post-processing it.
 
         Exceptions of envs and policy, and KeyboardInterrupt, are raised unchanged. The steps of this batch are lost,
-        and the next batch begins new episodes. With a closed vector env, with Ray actors, or with `episode_seeds`, the
-        collector is shut down instead. A local collector adds a note to the exception.
+        and the next batch begins new episodes. The collector shuts down instead if its vector env is closed, or if it
+        has Ray actors or `episode_seeds`.
         """
         return self._store(self._collect_batch())
 
@@ -214,5 +213,5 @@ class BaseCollector(ABC):
         finally:
             self.shutdown()
 
-    def _note_exception(self, error: BaseException) -> None:  # noqa: B027  most record no data set
-        """Called before an exception causes a `shutdown`."""
+    def _note_exception(self, error: BaseException) -> None:  # noqa: B027  optional
+        """Receive the exception that is about to cause a `shutdown`."""

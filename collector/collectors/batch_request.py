@@ -1,4 +1,4 @@
-"""`BatchRequest`: a batch that a loop has to collect. `LoopParts`: the objects that a loop works with."""
+"""Arguments of loops. A loop, such as `SyncLoop`, collects batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from collector.policy.collector_policy import CollectorPolicy
 
 class BatchRequest(NamedTuple):
     frames: int
-    """Maximum number of steps."""
+    """Maximum number of steps, summed over envs."""
     random: bool
     quota: np.ndarray | None = None
-    """int `(N,)`: episodes that each env still has to end, counted down in place. `None`: no quota."""
+    """int64 `(N,)`: number of episodes that each env still has to end, counted down in place. `None`: no limit."""
     on_step: StepExtras | None = None
     reuse: bool = False
-    """True to reuse the memory of the previous batch."""
+    """Reuse the memory of the previous batch."""
     policy: CollectorPolicy = None  # type: ignore[assignment]  # `BatchSource` sets it
     """The collector's policy, or random actions."""
     version: int = -1
@@ -34,4 +34,4 @@ class LoopParts(NamedTuple):
     episodes: Episodes
     clock: Clock
     stops: Callable[[], bool]
-    """Returns True to end the batch after this round."""
+    """Returns True if the batch has to end now."""

@@ -1,4 +1,4 @@
-"""`BatchSource`: collects single batches from the vector env, policy, episodes and loop of a collector."""
+"""`BatchSource`: owner of a collector's policy, episodes, and loops."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from vecenv.extending import LayerMark, add_note, resets_in_step, warn_caller
 
 class Loop(Protocol):
     def collect(self, request: BatchRequest) -> Any:
-        """Collect one batch of numpy arrays, round by round."""
+        """Step envs until one batch of numpy arrays is complete."""
 
 
 class StepsInFlight(Protocol):
     def finish_steps(self, request: BatchRequest, discard: bool) -> None:
-        """Wait for envs that are stepping. `discard` also drops steps that belong to no batch."""
+        """Wait for envs that are stepping. `discard`: also drop steps that are not in a batch yet."""
 
     def discard_steps(self) -> None:
-        """After a failure: drop uncollected steps, and results and errors of envs in flight."""
+        """After a failure, wait for stepping envs, ignore their errors, and drop steps that are not in a batch."""
 
 
 Loops = tuple[Loop, Loop, StepsInFlight | None]
-"""Loop for batches, loop for a share of episodes per env, and loop with steps in flight or `None`."""
+"""Loop without a quota of episodes, loop with a quota, and the loop whose steps may outlast a batch (or `None`)."""
 
 
 class BatchSource(LayerMark):
-    """Collects single batches. After a failure, the next batch begins new episodes in all envs."""
+    """Source of single batches. After a failure, the next batch begins new episodes in all envs."""
 
     def __init__(
         self, env: Any, policy: Policy | None, config: CollectorConfig, make_loops: Callable[[LoopParts], Loops]
@@ -82,11 +82,17 @@ class BatchSource(LayerMark):
         return StepExtras(on_step, self._config.info_keys, self._info_layout, lambda: self.policy.layout)
 
     def collect(self, request: BatchRequest) -> tuple[Any, Ended]:
-        """Collect one batch. Return the batch and the ended episodes.
-
-        In a copy of the context, so that no interrupt can leave the exploration type behind.
-        """
+        """Collect a batch in a copied context, so that an interrupt cannot leave a changed exploration type."""
+        self._refuse_within_batch()
         return self._as_one_call((), lambda: copy_context().run(self._collect, request))
+
+    def _refuse_within_batch(self) -> None:
+        """Raise `RuntimeError` if a policy or step hook is the caller. (For others, `recover` cleared `_in_call`.)"""
+        if self._in_call is not None:
+            raise RuntimeError(
+                "this collector is collecting a batch: a policy or step hook cannot ask for another batch, and cannot "
+                "reset or seed envs that are stepping"
+            )
 
     def _collect(self, request: BatchRequest) -> tuple[Any, Ended]:
         self.clock.begin_batch()
@@ -95,7 +101,7 @@ class BatchSource(LayerMark):
         loop = self._loop if request.quota is None else self._episode_loop
         with self.weights.kept(), exploring(wanted), self.policy.batch(wanted):
             if self.all_played:
-                raise RuntimeError("all of episode_seeds have been played: make a new collector for others")
+                raise RuntimeError("all of episode_seeds have been played: make a new collector for other episodes")
             version = self.weights.version if acting is self.policy else -1
             batch = loop.collect(request._replace(policy=acting, version=version))
         check_rewards(batch)
@@ -136,7 +142,7 @@ class BatchSource(LayerMark):
     def note_failure(self, error: BaseException) -> bool:
         """Add a note to the error that ended a batch. Return whether the collector can continue."""
         if self._config.is_seeded:
-            why = "its steps are lost, and with episode_seeds every episode is played to its end"
+            why = "the steps of this batch are lost, and with episode_seeds every episode is played to its end"
         elif getattr(self.env, "is_closed", False):
             why = "its vector env is closed"
         else:
@@ -148,12 +154,12 @@ class BatchSource(LayerMark):
         return False
 
     def recover(self) -> None:
-        """Discard a batch that failed, but not a batch in progress, whose step hook may call this."""
+        """Discard a failed batch, but not a batch whose step hook or policy calls this."""
         if self._in_call is not None:
             self._recover(sys._getframe(1))
 
     def _record_error(self, error: BaseException) -> None:
-        self._caller = 0  # the mark stays set, and any thread may recover
+        self._caller = 0  # the call has ended, so any thread may `recover`
 
     def _abandon(self, error: BaseException | None) -> None:
         if self._in_flight is not None:
@@ -168,7 +174,8 @@ class BatchSource(LayerMark):
 
     def finish_steps(self, discard: bool) -> None:
         if (in_flight := self._in_flight) is not None:
-            request = BatchRequest(0, False, on_step=self.extras(None))  # without the hook
+            self._refuse_within_batch()
+            request = BatchRequest(0, False, on_step=self.extras(None))
             self._as_one_call((), lambda: in_flight.finish_steps(request, discard))
 
     def begin(self, ids: np.ndarray, obs: Any, infos: np.ndarray) -> None:

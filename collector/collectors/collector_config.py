@@ -1,4 +1,4 @@
-"""`CollectorConfig`: arguments of a collector, checked, with defaults and devices resolved."""
+"""Checked arguments of a collector, with defaults and devices resolved."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from vecenv.extending import at_least_one, check_count, whole
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CollectorConfig:
-    """Checked arguments of `SyncDataCollector`. Raises `TypeError` and `ValueError` for invalid values."""
+    """Arguments of `SyncDataCollector`. Counts become int, and `info_keys` a tuple of str.
+
+    Raises `TypeError` and `ValueError` for invalid values.
+    """
 
     frames_per_batch: Any
     total_frames: Any = -1
-    """After the checks an int: -1 for no end."""
+    """-1: no end."""
     device: Any = None
-    """Default for `storing_device` and `policy_device`. Also makes `env_device` "cpu"."""
+    """Default of `storing_device` and `policy_device`. With any `device`, `env_device` becomes "cpu"."""
     storing_device: Any = None
     policy_device: Any = None
     env_device: Any = None
     max_frames_per_traj: Any = None
-    """After the checks an int: `None` becomes 0, no limit."""
+    """`None` becomes 0: no limit."""
     init_random_frames: Any = None
-    """After the checks an int: `None` becomes 0."""
     reset_at_each_iter: bool = False
     postproc: Any = None
     split_trajs: bool | None = None
@@ -42,7 +44,6 @@ class CollectorConfig:
     policy_threads: int | None = 1
     episode_seeds: Iterable[tuple[int, int]] | None = None
     info_keys: Any = None
-    """tuple of str."""
 
     def __post_init__(self) -> None:
         frames = at_least_one("frames_per_batch", self.frames_per_batch)
@@ -72,13 +73,12 @@ class CollectorConfig:
 
     @classmethod
     def of(cls, user: str, arguments: Mapping[str, Any]) -> CollectorConfig:
-        """Build the config from the arguments whose names are fields. `user` names the collector in errors."""
+        """Build the config. Arguments that are not fields are ignored. `user`: the collector's name in errors."""
         if arguments["frames_per_batch"] is None:
             raise TypeError(f"{user} needs frames_per_batch=, the steps in a batch of all envs together")
         return cls(**{each.name: arguments[each.name] for each in fields(cls) if each.name in arguments})
 
     def evaluation_arguments(self) -> dict[str, Any]:
-        """Return the arguments that the collector of `evaluate` shares."""
         names = "info_keys", "policy_device", "storing_device", "max_frames_per_traj", "policy_threads"
         return {name: getattr(self, name) for name in names}
 
@@ -88,23 +88,21 @@ class CollectorConfig:
 
     @property
     def job_seed(self) -> int | None:
-        """Seed of random actions and samples, or `None` without `episode_seeds`."""
+        """Seed of random and sampled actions, or `None` without `episode_seeds`."""
         return getattr(self.episode_seeds, "job_seed", 0) if self.is_seeded else None
 
     def refuse_with_seeds(self, what: str) -> None:
-        """Raise `ValueError` if `episode_seeds` is given."""
         if self.is_seeded:
             raise ValueError(
                 f"{what} cannot be used with episode_seeds: each episode is reset with its own seed and played to its "
-                "end; limit them with EpisodeSeeds(job_seed, numbers=range(n))"
+                "end; limit the episodes with EpisodeSeeds(job_seed, numbers=range(n))"
             )
 
 
 def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> tuple[Any, Any, Any]:
-    """Return three devices (batches, policy, envs) or `None`. `device` is the default, as in torchrl's collectors.
+    """Return the devices of batches, policy and envs (`None`: not given). Each default is `device`.
 
-    Without a storing device, batches are stored on the device that policy and envs share. Raises `ValueError` if `env`
-    is not the CPU.
+    If both `policy` and `env` are "cpu", the default of `storing` is also "cpu".
     """
     if env is not None and str(env) != "cpu":
         raise ValueError(f"envs run on the CPU: env_device must be None or 'cpu', got {env!r}")
@@ -123,7 +121,7 @@ def limit(name: str, number: Any) -> int:
 
 
 def check_total_frames(total_frames: Any, frames_per_batch: int) -> int:
-    """Return `total_frames`; -1 for `None` and negative values. Raises `ValueError` for 0 and for a part of a batch."""
+    """Return `total_frames`, or -1 for `None` and negative values. Raise `ValueError` for 0 or a smaller last batch."""
     total_frames = -1 if total_frames is None else max(-1, whole("total_frames", total_frames))
     if total_frames == 0:
         raise ValueError("total_frames must be at least 1, or -1 for a collector without end; got 0")

@@ -1,4 +1,4 @@
-"""Build the vector env of a collector, wrap it in transforms, and check if a collector can step it."""
+"""Make a collector's vector env from its `create_env_fn`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from vecenv.extending import VECTOR_ENVS, check_options, flat, resolve_env_fns
 from vecenv.transforms import TransformedVectorEnv
 
 PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
-"""Keywords that need worker processes."""
+"""Keywords that require a vector env with worker processes."""
 
 
 class VectorEnvMaker:
-    """Makes a vector env from a list of env_fns, with the backend and keywords of the user.
+    """Maker of a vector env from a list of env_fns, with a collector's `backend` and `env_options`.
 
-    default: replaces the backend `None`, unless a keyword needs processes. Raises `ValueError` for an unknown backend,
-        and `TypeError` for unknown keywords.
+    default: backend if `backend` is `None`. A key of `PROCESSES` in `options` changes "dummy" to "shmem".
     """
 
     def __init__(self, user: type[Any], backend: str | None, default: str, options: Mapping[str, Any]) -> None:
@@ -54,11 +53,7 @@ class VectorEnvMaker:
 
 
 def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[list[Callable[[], Any]]], Any]) -> Any:
-    """Return the vector env that `source` is or makes. `make` combines single envs.
-
-    Raises `RuntimeError` if there are `kwargs` for an existing object, and `TypeError` for an unsupported source, such
-    as a vector env of SB3.
-    """
+    """Return the vector env of `source` (`create_env_fn`). `make` builds a vector env from env functions."""
     kwargs = kwargs or {}
     if isinstance(source, str):
         raise TypeError(f"create_env_fn is the text {source!r}: for 8 such envs pass [{source!r}] * 8")
@@ -88,7 +83,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
             source.close()
         raise TypeError(instead)
     if isinstance(source, VectorEnv) and hasattr(below := vars(source).get("venv"), "env_num"):
-        source = below  # because our facade resets envs by itself
+        source = below  # vecenv's gymnasium facade would reset envs by itself
     elif isinstance(source, VectorEnv):
         from vecenv import from_gymnasium
 
@@ -105,7 +100,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
 
 
 def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
-    """Wrap the vector env in transforms, which run on `device` or on the device of the policy's parameters."""
+    """Wrap the vector env in transforms. These run on `device`, by default on the device of the policy."""
     if transforms is None:
         return env
     if device is not None or sys.modules.get("torch") is not None:
@@ -123,7 +118,7 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
 def vector_env_remaker(
     kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, device: Any
 ) -> Callable[[Any], Any]:
-    """Return a function that makes the same vector env from a source. Transforms are copied."""
+    """Return a function that makes a second vector env from a source, with cloned transforms."""
 
     def remake(source: Any) -> Any:
         clones = None if transforms is None else [each.clone() for each in flat(transforms)]
@@ -133,7 +128,7 @@ def vector_env_remaker(
 
 
 def check_synchronous(env: Any, user: str, cuts: bool) -> None:
-    """Raise `ValueError` if the vector env does not wait for all envs, or for `check_rounds`."""
+    """Raise `ValueError` if a step does not wait for all envs, or if `check_rounds` raises."""
     if env.is_async:
         raise ValueError(
             f"{user} waits for all envs in each round: use AsyncDataCollector for a vector env with wait_num or "
@@ -143,9 +138,10 @@ def check_synchronous(env: Any, user: str, cuts: bool) -> None:
 
 
 def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
-    """Raise `ValueError` if the vector env steps its envs together and cannot reset them as a collector needs.
+    """Raise `ValueError` if the vector env steps all envs together and cannot make the resets that a collector needs.
 
-    mixed: resets happen while other envs step, and not in separate rounds. cuts: resets also happen in mid-episode.
+    mixed: the collector resets envs while other envs step. cuts: the collector also resets envs in mid-episode. Then
+        an observation with a key `step_count` also raises.
     """
     if cuts:
         check_step_count(env.observation_space)

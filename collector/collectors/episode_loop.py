@@ -1,26 +1,26 @@
-"""`EpisodeLoop`: collects batches in which envs may pause, because each env has a share of episodes or plays seeds.
+"""`EpisodeLoop`: collects batches in which envs may pause.
 
-If an episode ends, the env is reset in the first way that is possible::
+- Without `episode_seeds`, an env pauses after its quota of episodes. The policy then gets no row of this env.
+- With `episode_seeds`, an env pauses if its part of the batch is full or if no episode is left. The policy still gets
+  the last observation of this env, so that actions of other envs do not depend on the pause.
 
-    by its worker,       round    1    2    3    4    5    6
-    in the same round    env 0    s0   s1#  s2   s3   s4   s5    s = step, with its row in the batch
-                         env 1    s0   s1   s2   s3#  s4   s5    # = the episode ends
+After its episode, an env is reset in the first possible way:
 
-    in the next round    env 0    s0   s1#  R    s2   s3   s4    R = reset; only with episode seeds
-                         env 1    s0   s1   s2   s3#  R    s4#
+1. By its worker in the same round, as in sync_loop.py, if each env of the round has a next episode.
+2. With `episode_seeds`, in the next round, while other envs step. If the backend supports way 1, the first round of a
+   batch uses way 3 instead.
+3. In a separate round, as in sync_loop.py.
 
-    in a separate        env 0    s0   s1        s2   s3   s4#   before the first round, and without seeds
-    round                env 1    s0   s1#  R    s2   s3   s4
+The second way::
 
-The first way is impossible in the cases that `SyncLoop` lists, and if an env may not get another episode.
-
-- Without seeds, an env that has its share of episodes pauses, and the policy gets no row for it.
-- With seeds, an env pauses if its rows are full or if no episode is left. The policy always gets a row per env, so that
-  an action does not depend on which other envs step. A paused env's row is its last observation.
+    round    1    2    3    4    5    6    s = step, with its row in the batch
+    env 0    s0   s1#  R    s2   s3   s4   # = the episode ends
+    env 1    s0   s1   s2   s3#  R    s4#  R = reset
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from collector.batch.rollout_buffer import RolloutBuffer, Where
 from collector.collectors.batch_request import BatchRequest, LoopParts
 from collector.collectors.round_recorder import RoundRecorder, buffer_of
 from vecenv import nest
-from vecenv.extending import resets_in_step
+from vecenv.extending import resets_in_step, step_with_views
 
 
 class EpisodeLoop:
@@ -44,11 +44,12 @@ class EpisodeLoop:
         buffer, rows = buffer_of(request, n, self._kept), np.zeros(n, np.int64)
         recorder = RoundRecorder(buffer, episodes, self._policy, request, clock)
         self._kept = buffer if request.reuse else self._kept
+        fast_step = None if request.policy.keeps_inputs else step_with_views(self._env)
         episodes.begin_batch()
         if episodes.obs is not None:
             buffer.write("obs", slice(0, n), episodes.obs)
         ids, time, is_even, some_ended, stopped = self._next_ids(rows, buffer, request), 0, True, True, False
-        obs: Any = None  # policy's input, or None
+        obs: Any = None  # policy's input; None: read from the buffer
         while len(ids) and not stopped:
             resets = None
             if some_ended and np.count_nonzero(over := episodes.over[ids]):
@@ -61,10 +62,10 @@ class EpisodeLoop:
                 obs = buffer.read("obs", rows[shown] * n + shown)
             outputs = request.policy.actions(obs, ids, episodes.infos)
             where: Where = slice(time * n, time * n + n) if is_even and len(ids) == n else rows[ids] * n + ids
-            buffer.write_outputs(where, outputs)  # rows of resets are overwritten later
+            buffer.write_outputs(where, outputs)  # an env that is reset here overwrites its row in the next round
             time += 1
             autoreset = self._resets_in_step and time < buffer.steps and self._all_have_next(ids, request.quota)
-            step = self._exchange(ids, outputs["action"], resets, autoreset)
+            step = self._exchange(fast_step or self._env.step, ids, outputs["action"], resets, autoreset)
             clock.lap("env")
             rows[ids] += 1 if resets is None else ~resets
             after = slice(time * n, time * n + n) if isinstance(where, slice) else rows[ids] * n + ids
@@ -79,14 +80,13 @@ class EpisodeLoop:
         return buffer.finish(rows, episodes.columns, request.version)
 
     def _next_ids(self, rows: np.ndarray, buffer: RolloutBuffer, request: BatchRequest) -> np.ndarray:
-        """Return the envs that step next: with free rows, an episode and a quota."""
+        """Return the envs of the next round: each has a free row, an episode, and quota left (if limited)."""
         going = (rows < buffer.steps) & (self._episodes.ids >= 0)
         if request.quota is not None:
             going &= request.quota > 0
         return going.nonzero()[0]
 
     def _all_have_next(self, ids: np.ndarray, quota: np.ndarray | None) -> bool:
-        """Return whether each env has another episode after the current."""
         if self._episodes.is_seeded:
             return bool(self._episodes.next_seeds[ids].min() >= 0)
         return quota is None or bool(quota[ids].min() > 1)
@@ -94,11 +94,11 @@ class EpisodeLoop:
     def _reset(
         self, recorder: RoundRecorder, buffer: RolloutBuffer, rows: np.ndarray, ids: np.ndarray, over: Any, obs: Any
     ) -> Any:
-        """Reset envs. Return the policy's observations, or `None` to read the buffer."""
+        """Reset envs `ids[over]`. Return the policy's observations, or `None` if they are in the buffer."""
         n, begun, seeded = len(self._all_ids), ids[over], self._episodes.is_seeded
         first, info = self._env.reset(None if len(begun) == n else begun, **self._seeds_of(begun))
         self._clock.lap("env")
-        if not buffer.has("obs"):  # the policy also sees envs without an episode
+        if not buffer.has("obs"):  # the policy also gets rows of envs without an episode
             buffer.write("obs", slice(0, n), nest.take(first, np.zeros(n, np.int64)))
         buffer.write("obs", rows[begun] * n + begun, first)
         recorder.begin(begun, info)
@@ -112,7 +112,9 @@ class EpisodeLoop:
     def _seeds_of(self, env_ids: np.ndarray) -> dict[str, Any]:
         return {"seed": self._episodes.seeds[env_ids].tolist()} if self._episodes.is_seeded else {}
 
-    def _exchange(self, ids: np.ndarray, action: Any, resets: np.ndarray | None, autoreset: bool) -> tuple[Any, ...]:
+    def _exchange(
+        self, step: Callable[..., Any], ids: np.ndarray, action: Any, resets: np.ndarray | None, autoreset: bool
+    ) -> tuple[Any, ...]:
         asked = None if len(ids) == len(self._all_ids) else ids
         if resets is not None:
             mask = resets if asked is None else ids[resets]
@@ -120,5 +122,5 @@ class EpisodeLoop:
             return self._env.recv()
         if autoreset:
             seeds = self._episodes.next_seeds[ids] if self._episodes.is_seeded else True
-            return self._env.step(action, asked, autoreset=seeds)
-        return self._env.step(action, asked)
+            return step(action, asked, autoreset=seeds)
+        return step(action, asked)

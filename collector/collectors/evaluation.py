@@ -1,4 +1,4 @@
-"""`Evaluation`: plays whole episodes with the current policy in separate envs."""
+"""Separate envs in which `collector.evaluate` plays episodes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from collector.policy.random_policy import RandomPolicy
 from vecenv import EnvCreator, RayVectorEnv, VectorEnvNormObs, VectorEnvWrapper
 from vecenv.extending import Freezable, HasTransforms
 
 
 def why_not_remakeable(source: Any, made: Any) -> str | None:
-    """Return why no vector env like `made` can be made from `source`, or `None`."""
+    """Return why no vector env like `made` can be made from `source`, or `None` if it can."""
     for wrapper in _wrappers(made):
         if not isinstance(wrapper, (HasTransforms, VectorEnvNormObs)):
             return f"a new vector env would lack the statistics of the {type(wrapper).__name__} around this vector env"
@@ -30,8 +31,13 @@ def needs_eval_env(why: str) -> ValueError:
     )
 
 
+def policy_for_evaluation(policy: Any) -> Any:
+    """Return the policy. A `RandomPolicy` becomes `None`, because its random streams belong to the training envs."""
+    return None if type(policy) is RandomPolicy else policy
+
+
 def unfrozen_statistics(env: Any) -> list[str]:
-    """Return the class names of statistics that are not frozen."""
+    """Return the class names of wrappers and transforms with unfrozen statistics."""
     engine = getattr(_base(env), "engine", None)  # custom vector envs have no engine
     names = set() if engine is None else {name for report in engine.reports for name in report.learning or ()}
     for wrapper in _wrappers(env):
@@ -44,7 +50,7 @@ def unfrozen_statistics(env: Any) -> list[str]:
 
 
 def copy_statistics(train: Any, other: Any) -> None:
-    """Copy the running statistics of `train`'s wrappers into `other`'s, and freeze them."""
+    """Copy the running statistics of `train`'s wrappers into `other`'s wrappers. Freeze the copies."""
     for known, new in zip(_wrappers(train), _wrappers(other), strict=True):
         if isinstance(new, HasTransforms):
             new.transform.load_state_dict(known.transform.state_dict())
@@ -57,22 +63,25 @@ def copy_statistics(train: Any, other: Any) -> None:
 
 
 class Evaluation:
-    """Makes collectors for `evaluate`. The collector with envs made here is kept for later calls.
+    """Maker of the collectors for `evaluate`.
 
-    source: first argument of the training collector. make_env: makes a vector env from `source`. train: vector env of
-        the training, or `None` if it is in another process. Its statistics are copied.
+    source: first argument of the training collector. make_env: makes a vector env from `source`. train: the
+        training vector env, with statistics to copy, or `None` if it is in other processes.
     """
 
     def __init__(self, source: Any, make_env: Callable[[Any], Any], train: Any = None) -> None:
         self._source, self._make_env, self._train = source, make_env, train
         self._no_remake_reason = None if train is None else why_not_remakeable(source, train)
         self._creators: dict[EnvCreator, EnvCreator] = {}
-        """Frozen copies of the creators of the training envs."""
+        """`EnvCreator` of training envs -> its copy with frozen statistics."""
         self._kept_collector: Any = None
 
     @contextmanager
     def collector(self, make_collector: Callable[[Any], Any], eval_env: Any, stay_open: bool) -> Iterator[Any]:
-        """Provide a collector on `eval_env`, or on envs made here. `stay_open` keeps the envs for later calls."""
+        """Provide a collector on `eval_env`, or on separate envs if `eval_env` is `None`.
+
+        `stay_open` keeps the separate envs for later calls.
+        """
         if eval_env is None and self._kept_collector is None:
             self._kept_collector = self._make(make_collector)
         if eval_env is None:

@@ -1,4 +1,4 @@
-"""`rollout`: steps a vector env with a policy, without a collector."""
+"""`rollout`: one batch without a collector."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ def rollout(
 
     venv_or_env: a vector env, or one env (N = 1). A lazy vector env is started. The vector env stays open.
     policy: as for a collector. `None` draws from the envs' action spaces, which `venv.seed` seeds. An `action_mask` in
-        observations or infos is respected. (With `auto_reset=False`, the first infos are unknown.)
-    break_when_any_done: stop when the first episode ends. False: reset its env and continue.
-    break_when_all_done: stop when each env has ended an episode. An env that has ended pauses, and its `mask` is False.
+        observations or infos is respected. (With `auto_reset=False`, there are no infos before the first step.)
+    break_when_any_done: stop when the first episode ends. False: reset the env and continue.
+    break_when_all_done: stop when each env has ended an episode. After its episode, an env pauses, with `mask` False.
         Takes precedence over `break_when_any_done`.
     auto_reset: reset all envs first. False continues from `obs`.
     set_truncated: mark the last step of each env as truncated.
-    callback: called after each round with `venv_or_env` and a `StepBatch`. The result is ignored.
-    obs: observations of all envs, for example `batch.next.obs[:, -1]` of the last rollout. Reset ended envs first.
+    callback: called after each step with `venv_or_env` and a `StepBatch`.
+    obs: observations of all envs, for example `batch.next.obs[:, -1]` of the last rollout. For an ended
+        episode, pass the first observation of the next.
 
-    Raises `RuntimeError` for `auto_reset=False` without `obs`, `ValueError` if `obs` has not N rows, and `TypeError` if
-    `venv_or_env` cannot be stepped. Errors of envs and policy are raised unchanged.
+    Raises `RuntimeError` for `auto_reset=False` without `obs`, `ValueError` for `obs` with `auto_reset` or
+    without N rows, and `TypeError` if `venv_or_env` cannot be stepped. Errors of envs and policy are raised unchanged.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -80,7 +81,6 @@ class _RolloutCollector(SyncDataCollector):
     _name_in_errors = "rollout()"
 
     def collect_rollout(self, quota: np.ndarray | None, hook: Callable[[StepBatch], Any] | None, obs: Any) -> Rollout:
-        """Collect a batch with at most `quota` episodes per env, after a reset or from `obs`."""
         if obs is not None:
             counts = {len(rows) for rows in nest.leaves(obs)}
             n = self.env.env_num
@@ -106,7 +106,7 @@ def _call(callback: Callable[[Any, StepBatch], Any], env: Any, step: StepBatch) 
 
 
 class _StopAtFirstEnd(Interruptor):
-    """Stops a collection when an episode ends, because the loop then changes `quota`."""
+    """Interruptor that stops when the first episode ends, because an entry of `quota` is then 0."""
 
     def __init__(self, quota: np.ndarray) -> None:
         super().__init__()
@@ -117,8 +117,6 @@ class _StopAtFirstEnd(Interruptor):
 
 
 class _BorrowedEnv:
-    """Env that its vector env does not close, because it belongs to the caller."""
-
     def __init__(self, env: Any) -> None:
         self.env = env
 
@@ -126,11 +124,11 @@ class _BorrowedEnv:
         return getattr(self.env, name)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because the env belongs to the caller."""
 
 
 class _SpacePolicy:
-    """Policy that draws from the envs' own action spaces, so that rollouts continue the random streams."""
+    """Policy that continues the random streams of the envs' own action spaces."""
 
     def __init__(self, venv: Any) -> None:
         self._venv = venv

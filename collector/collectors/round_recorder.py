@@ -1,4 +1,4 @@
-"""`RoundRecorder`: writes the rounds of one batch into a buffer, and counts steps and episodes."""
+"""`RoundRecorder`: writes rounds (steps or resets of some envs) into a buffer, and counts steps and episodes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class RoundRecorder:
     ) -> bool:
         """Record a round. Return whether an episode ended.
 
-        where, after: rows of the actions, and of the next observations. resets: mask of the envs that were reset
-            instead of stepped. autoreset: workers reset envs whose episodes ended.
+        where: buffer rows of the actions. after: buffer rows of the next observations. resets: mask of the envs
+            that were reset instead of stepped. autoreset: workers reset an env in the round that ends its episode.
         """
         buffer, episodes, (obs, reward, terminated, truncated, info) = self._buffer, self._episodes, step
         reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
@@ -38,7 +38,7 @@ class RoundRecorder:
         if len(ended):
             last_obs = nest.take(obs, ended)
             for j, row in enumerate(ended.tolist()) if autoreset else ():
-                if by_env[row] and "final_obs" in info[row]:  # if a limit ended the episode, the key is the env's
+                if by_env[row] and "final_obs" in info[row]:  # without `by_env`, this is the env's own entry
                     nest.put(last_obs, j, info[row]["final_obs"])
                     begun.append(row)
         if self._on_step is not None:
@@ -59,20 +59,22 @@ class RoundRecorder:
         self._policy.begin(env_ids)
 
     def _show(self, where: Where, shown: StepBatch, resets: Any, ended: np.ndarray, last_obs: Any) -> None:
-        """Call the step hook and store the result."""
-        next_obs = nest.map(np.copy, shown.next_obs)
-        if len(ended):
-            nest.put(next_obs, ended, last_obs)
-        shown = shown._replace(obs=self._buffer.read("obs", where), next_obs=next_obs)
+        assert self._on_step is not None
+        obs: Any = ()
+        next_obs: Any = ()
+        if self._on_step.needs_obs:
+            obs, next_obs = self._buffer.read("obs", where), shown.next_obs
+            if len(ended):
+                next_obs = nest.map(np.copy, next_obs)
+                nest.put(next_obs, ended, last_obs)
+        shown = shown._replace(obs=obs, next_obs=next_obs)
         if resets is not None:
             assert isinstance(where, np.ndarray)
             where, shown = where[~resets], StepBatch._make(nest.take(tuple(shown), ~resets))
-        assert self._on_step is not None
         self._buffer.write_extras(where, self._on_step(shown, self._clock))
 
 
 def buffer_of(request: BatchRequest, env_num: int, kept: RolloutBuffer | None) -> RolloutBuffer:
-    """Return an empty buffer, or `kept` with `reuse`."""
     if not request.reuse or kept is None:
         return RolloutBuffer(env_num, request.frames // env_num)
     kept.rewind()

@@ -1,4 +1,4 @@
-"""`SyncDataCollector`: collects batches of steps in this process. All envs step together."""
+"""Collector whose envs step together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from collector.collectors.env_source import (
     with_transforms,
 )
 from collector.collectors.episode_loop import EpisodeLoop
-from collector.collectors.evaluation import Evaluation
+from collector.collectors.evaluation import Evaluation, policy_for_evaluation
 from collector.collectors.sync_loop import SyncLoop
 from collector.collectors.whole_episodes import EpisodeCollection, check_collect, render_hook
 from collector.episodes.episode import CollectStats, Ended
@@ -35,42 +35,43 @@ from vecenv.extending import as_ids, at_least_one, check_send_and_recv, warn_cal
 
 
 class SyncDataCollector(BaseCollector):
-    """Collects batches of `frames_per_batch` steps from the envs of a vector env, which step together.
+    """Collector of batches with `frames_per_batch` steps. All envs of a vector env step together.
 
-    docs/guarantees.md ("Batches of a collector") says how batches follow each other.
+    See docs/guarantees.md ("Batches of a collector").
 
     Args:
-        create_env_fn: a vector env, a callable that makes a vector env or an env, or a list of ids or callables.
+        create_env_fn: a vector env, a callable that makes a vector env or env, or a list of gymnasium ids or callables.
         policy: a callable, see `collector.policy`. `None`: random actions.
-        frames_per_batch: steps per batch of all envs, rounded up to a multiple of the number of envs.
+        frames_per_batch: steps of all envs per batch, rounded up to a multiple of the number of envs.
         total_frames: the iterator ends after this many steps, a multiple of `frames_per_batch`. -1 or `None`: no end.
         device: default for `policy_device` and `storing_device`.
         storing_device: batches hold tensors on this device. `None`: numpy arrays.
         policy_device: the policy gets tensors on this device. `None`: modules get tensors, other policies get arrays.
         env_device: `None` or "cpu".
         create_env_kwargs: keyword arguments for `create_env_fn`.
-        max_frames_per_traj: truncate episodes after this many steps. `None` or below one: no limit.
+        max_frames_per_traj: truncate episodes after this many steps. `None` or below 1: no limit.
         init_random_frames: take random actions in the first batches, until this many steps are collected.
         reset_at_each_iter: reset all envs before each batch.
         postproc: called with each batch, after `split_trajs`. The iterator returns the result.
         split_trajs: the iterator returns `batch.split_trajectories()`.
-        exploration_type: the value taken from a distribution that the policy returns.
+        exploration_type: value to take from a distribution that the policy returns.
         exploration_mode: old name of `exploration_type`.
-        return_same_td: reuse object and memory of the previous batch.
+        return_same_td: reuse the object and memory of the previous batch.
         reset_when_done: only True is supported.
-        interruptor: checked after every round. If it is stopped, the batch ends early.
+        interruptor: checked after every step. If it is stopped, the batch ends early.
         set_truncated: mark the last step of each env in a batch as truncated. The episode continues.
         compile_policy: run a policy on tensors through `torch.compile`. `True`, or a dict of keyword arguments.
         cudagraph_policy: run a policy on CUDA through tensordict's `CudaGraphModule`. `True`, or a dict of keywords.
         policy_threads: torch threads of a CPU policy during a batch. `None`: unchanged.
-        backend: for a list: "dummy" (the default), "thread", "subproc", "shmem", or "auto", which predicts the fastest.
-        episode_seeds: pairs `(number, seed)`, an iterable or `EpisodeSeeds`. Each episode is played to its end.
+        backend: for a list or single env: "dummy" (the default), "thread", "subproc", "shmem", or "auto", which
+            predicts the fastest.
+        episode_seeds: iterable of pairs `(number, seed)`, such as `EpisodeSeeds`. Each episode is played to its end.
         transforms: one or a list of `vecenv.transforms`, which run on the policy's device.
-        info_keys: entries of infos to store as `batch.extras[key]`, from the info after the action. A policy with a
-            parameter named after an entry, or named `info`, gets the info from before the action.
-        env_options: for a list: keywords of the vector env, such as `num_workers`, `step_timeout` and `on_error`.
+        info_keys: keys of infos. `batch.extras[key]` has the entry after a step. A policy with a parameter of this name
+            gets the entry before the step.
+        env_options: keywords of this vector env, such as `num_workers`, `step_timeout` and `on_error`.
 
-    Raises `TypeError` and `ValueError` for invalid arguments. A vector env that was passed then stays open.
+    Raises `TypeError` and `ValueError` for invalid arguments. If you passed a vector env, it then stays open.
 
     Example::
 
@@ -131,7 +132,6 @@ class SyncDataCollector(BaseCollector):
             make.check_used()
             self._open(create_env_fn, create_env_kwargs, make, transforms)
         except BaseException as error:
-            # A failed constructor does not close a vector env that was passed.
             if is_own:
                 self._note_exception(error)
             self._close(env_too=is_own)
@@ -160,8 +160,6 @@ class SyncDataCollector(BaseCollector):
 
     def _round_up(self, frames: int) -> int:
         return -(-frames // self.env.env_num) * self.env.env_num
-
-    # Batches.
 
     @property
     def frames_per_batch(self) -> int:
@@ -205,13 +203,15 @@ class SyncDataCollector(BaseCollector):
         See docs/guides/collecting.md.
 
         n_step: number of steps of all envs, rounded up to a multiple of the number of envs.
-        n_episode: number of whole episodes. Each env plays a fixed share. Episodes in progress are abandoned.
+        n_episode: number of whole episodes. Each env plays a fixed part of them. Episodes in progress are
+            abandoned first.
         random: take random actions.
-        render: call `render` of the envs after each round, then wait this many seconds. Synchronous collectors only.
-        reset_before_collect: abandon the episodes in progress. `gym_reset_kwargs` are the arguments of this reset.
-        on_step: called after each round with a `StepBatch`. Returns `None`, or arrays `(k, ...)` by name for `extras`.
+        render: call `render` of the envs after each step, then wait this many seconds. Synchronous collectors only.
+        reset_before_collect: reset all envs first, with the arguments `gym_reset_kwargs`.
+        on_step: called after each step of k envs with a `StepBatch`. Returns `None`, or a dict of arrays `(k, ...)` for
+            `extras`.
         on_episode: with `n_episode`, called with each `Episode` soon after its end.
-        keep: False returns no batch.
+        keep: False sets `CollectStats.batch` to `None`.
 
         Raises `ValueError` for arguments that exclude each other, and for a name in `extras` that a batch already has.
         """
@@ -231,7 +231,7 @@ class SyncDataCollector(BaseCollector):
             batch, ended = self._collect(BatchRequest(frames, random, on_step=hook))
         else:
             episodes = EpisodeCollection(self._collect, self._abandon_started, self._config, self._source.episodes)
-            with self._weights.kept():  # no update between the pieces of a batch
+            with self._weights.kept():  # an update must wait for the end of all small batches
                 batch, ended = episodes.collect(count, BatchRequest(0, random, on_step=hook), on_episode, keep)
         steps = batch.frames if n_episode is None else int(ended.lens.sum())
         batch = batch if keep else None
@@ -243,17 +243,16 @@ class SyncDataCollector(BaseCollector):
         return render_hook(self.env, pause, on_step)
 
     def _abandon_started(self) -> np.ndarray:
-        """Abandon the episodes that have steps. Return their ids."""
         self._source.recover()
         episodes = self._source.episodes
-        abandoned: np.ndarray = episodes.ids[episodes.taken > 0]  # read before steps in flight end some episodes
+        abandoned: np.ndarray = episodes.ids[episodes.taken > 0]  # read first: `_finish_steps` may end episodes
         self._finish_steps(discard=True)
         episodes.abandon(np.flatnonzero(episodes.taken))
         return abandoned
 
     def _make_evaluator(self, env: Any) -> SyncDataCollector:
         module = self._source.policy.module
-        policy = self.policy if module is None else module
+        policy = policy_for_evaluation(self.policy if module is None else module)
         return self._like_this(env, policy, frames_per_batch=env.env_num, **self._config.evaluation_arguments())
 
     def _like_this(self, env: Any, policy: Any, **options: Any) -> SyncDataCollector:
@@ -261,7 +260,6 @@ class SyncDataCollector(BaseCollector):
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Raise if closed, recover from the last failure, and explain a new failure."""
         self._check_open()
         if getattr(self.env, "is_closed", False):
             raise RuntimeError("the vector env was closed, so the collector cannot continue; make new ones")
@@ -269,7 +267,7 @@ class SyncDataCollector(BaseCollector):
         try:
             yield
         except BaseException as error:
-            if not self._source.note_failure(error):
+            if not self._closed and not self._source.note_failure(error):
                 self._shutdown_cause = type(error).__name__
                 self._note_exception(error)
                 self.shutdown()
@@ -280,11 +278,9 @@ class SyncDataCollector(BaseCollector):
             with self._in_use():
                 self._source.finish_steps(discard)
 
-    # Episodes and seeds.
-
     @property
     def all_played(self) -> bool:
-        """Return whether all of `episode_seeds` are played. Then the iterator ends, and `rollout` and `collect` raise
+        """Return whether all `episode_seeds` are played. Then the iterator ends, and `rollout` and `collect` raise
         `RuntimeError`.
 
         False without `episode_seeds`.
@@ -301,7 +297,7 @@ class SyncDataCollector(BaseCollector):
 
     @property
     def not_keyed_because(self) -> str:
-        """The reason why `everything_keyed` is False, or "" if it is True."""
+        """Reason why `everything_keyed` is False, or ""."""
         noise = self._source.policy.noise
         return "the collector has no episode_seeds" if noise is None else str(noise.reason)
 
@@ -309,7 +305,7 @@ class SyncDataCollector(BaseCollector):
         """Reset envs before their next step, and abandon their episodes in progress.
 
         `index`: ids or a mask; `None` means all. With `kwargs` (`seed`, `options`), the reset is immediate. Invalid ids
-        raise as in the vector env's `reset`, before any env changes.
+        raise before any env changes.
         """
         self._config.refuse_with_seeds("reset()")
         n = self.env.env_num
@@ -324,8 +320,9 @@ class SyncDataCollector(BaseCollector):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed and reset all envs, and seed the random actions, so that the next batches are reproducible.
 
-        Env i gets seed i of the chain that starts with `seed`. With `static_seed`, every env gets `seed`. Return the
-        next seed of the chain. If the policy uses torch's random stream, also call `torch.manual_seed`.
+        Env 0 gets `seed`, and each further env the next seed of torchrl's chain. With `static_seed`, every env gets
+        `seed`. Return the chain's next seed. If the policy uses torch's random stream, also call
+        `torch.manual_seed`.
         """
         self._config.refuse_with_seeds("set_seed()")
         self._source.recover()
@@ -343,20 +340,21 @@ class SyncDataCollector(BaseCollector):
         return int(self._source.episodes.next_id)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Restore weights and counts from a `state_dict`. The envs begin new episodes. `strict` is passed to the
-        policy.
+        """Restore weights, counts and statistics from a `state_dict`. The envs begin new episodes.
+
+        strict: raise if the names of weights differ.
         """
         self._load_progress(state_dict, strict, "env_state_dict", "frames", "iter")
-        if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
-            self.env.load_state_dict(state_dict["env_state_dict"])
         if not self._closed:
             self._source.recover()
-            self._finish_steps(discard=True)
+            self._finish_steps(discard=True)  # first, because these steps would change the loaded statistics
+        if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
+            self.env.load_state_dict(state_dict["env_state_dict"])
         self._source.episodes.skip_to(state_dict.get("traj_pool", 0))
 
     @property
     def exploration_type(self) -> ExplorationType:
-        """Value taken from a policy's distribution, outside of `set_exploration_type`."""
+        """Value to take from a policy's distribution, if `set_exploration_type` does not override it."""
         return self._config.exploration_type
 
     def __repr__(self) -> str:

@@ -1,6 +1,7 @@
-"""`SyncLoop`: collects batches in which all envs step in every round.
+"""`SyncLoop`: collects batches in which all envs step together.
 
-If an episode ends, the env is reset by its worker in the same round, or in a separate round before the next step::
+A round is a step or reset of some envs. After an episode, the env is reset by its worker in the same round, or in a
+separate round::
 
     by its worker        env 0    s0   s1#  s2   s3   s4   s5    s = step, with its row in the batch
                          env 1    s0   s1   s2   s3#  s4   s5    # = the episode ends
@@ -11,10 +12,10 @@ If an episode ends, the env is reset by its worker in the same round, or in a se
 A separate round is needed in three cases:
 
 - The backend cannot reset an env in a step.
-- A limit or a failure ended the episode, not the env.
-- The round is the last of its batch, because the env may not be stepped any more.
+- `max_frames_per_traj` ended the episode, and the worker does not know.
+- The step is the last of its batch, because the program may never collect another batch.
 
-All envs are always at the same row, so the policy's inputs do not depend on where batches end.
+A separate round adds no step, so all envs stay at one time index. The policy gets the same inputs after either reset.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collector.batch.rollout_buffer import RolloutBuffer
 from collector.collectors.batch_request import BatchRequest, LoopParts
 from collector.collectors.round_recorder import RoundRecorder, buffer_of
 from vecenv import nest
-from vecenv.extending import resets_in_step
+from vecenv.extending import resets_in_step, step_with_views
 
 
 class SyncLoop:
@@ -42,6 +43,7 @@ class SyncLoop:
         buffer, episodes, obs = buffer_of(request, n, self._kept), self._episodes, None
         recorder = RoundRecorder(buffer, episodes, self._policy, request, clock)
         self._kept = buffer if request.reuse else self._kept
+        fast_step = None if policy.keeps_inputs else step_with_views(env)
         episodes.begin_batch()
         if episodes.obs is not None:
             buffer.write("obs", slice(0, n), episodes.obs)
@@ -55,7 +57,8 @@ class SyncLoop:
             buffer.write_outputs(where, outputs)
             action: Any = outputs["action"]
             autoreset = self._resets_in_step and time + 1 < buffer.steps
-            step = env.step(action, autoreset=True) if autoreset else env.step(action)
+            step_envs = fast_step or env.step
+            step = step_envs(action, autoreset=True) if autoreset else step_envs(action)
             clock.lap("env")
             recorder.record(ids, where, after, step, None, autoreset)
             obs = step[0]
@@ -66,7 +69,7 @@ class SyncLoop:
         return buffer.finish(np.full(n, time + 1), episodes.columns, request.version)
 
     def _reset(self, recorder: RoundRecorder, buffer: RolloutBuffer, row: int, obs: Any) -> Any:
-        """Reset envs. Return the observations for the policy, or `None` to read the buffer."""
+        """Reset envs after their episodes. Return the policy's observations, or `None` if they are in the buffer."""
         over = self._episodes.over.copy()
         ids = over.nonzero()[0]
         first, info = self._env.reset(None if over.all() else ids)

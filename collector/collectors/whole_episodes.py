@@ -1,4 +1,4 @@
-"""`EpisodeCollection`: collects whole episodes."""
+"""Whole episodes, for `collect(n_episode=)`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from collector.episodes.env_episodes import Episodes
 from collector.episodes.episode import Ended, EpisodeCutter
 
 STEPS_PER_CHECK = 64
-"""Steps of each env between two checks for ended episodes."""
+"""Maximum number of steps of each env in a small batch."""
 
 
 class EpisodeCollection:
-    """Collects whole episodes in several small batches.
+    """Collection of whole episodes in several small batches.
 
-    collect: collects a batch, and returns it with the ended episodes. abandon_started: abandons episodes in progress,
-        and returns their ids.
+    collect: function that returns a small batch and the ended episodes.
+    abandon_started: function that abandons the episodes in progress, and returns the ids of these episodes.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class EpisodeCollection:
         self, count: int, request: BatchRequest, on_episode: Callable[..., Any] | None, keep: bool
     ) -> tuple[FlatRollout | None, Ended]:
         """Collect `count` episodes. Return a batch (`None` without `keep`), and all ended episodes."""
-        # Shares are fixed before the first step, so that envs with short episodes do not play more episodes.
+        # Each env has a quota, because otherwise envs with short episodes would play more of the `count` episodes.
         quota = count // self._env_num + (np.arange(self._env_num) < count % self._env_num)
         hook, request = request.on_step, request._replace(frames=STEPS_PER_CHECK * self._env_num, quota=quota)
         cutter, batches, ends = EpisodeCutter(), list[FlatRollout](), list[Ended]()
@@ -56,7 +56,7 @@ class EpisodeCollection:
                 on_episode(episode)  # type: ignore[misc]
         for each in batches if hook is not None else ():
             hook.fill(each.extras, each.shape)  # type: ignore[union-attr]
-        # Early rewards have the shape (k,) if no env had returned a vector yet.
+        # If no env had returned a vector of rewards yet, a batch has scalar rewards.
         batches = [replace(each, reward=self._reward_shape.fit(each.reward)) for each in batches]
         ends = [each._replace(returns=self._reward_shape.fit(each.returns)) for each in ends]
         all_ends = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
@@ -68,16 +68,18 @@ class EpisodeCollection:
 def check_collect(
     env: Any, n_step: Any, n_episode: Any, on_episode: Any, reset_before_collect: bool, reset_kwargs: Any
 ) -> None:
-    """Raise `ValueError` for arguments of `collect` that exclude each other."""
     if (n_step is None) == (n_episode is None):
         raise ValueError(f"pass exactly one of n_step and n_episode; got n_step={n_step}, n_episode={n_episode}")
     if on_episode is not None and n_episode is None:
-        raise ValueError("on_episode needs n_episode: with n_step, episodes may have begun before")
+        raise ValueError(
+            "on_episode needs n_episode: with n_step, an episode may have begun before this call, and its first steps "
+            "would be missing"
+        )
     if reset_kwargs and not reset_before_collect:
-        raise ValueError("gym_reset_kwargs are for the reset of reset_before_collect=True")
+        raise ValueError("gym_reset_kwargs needs reset_before_collect=True")
     if n_episode is not None and getattr(env, "steps_together", False):
         raise ValueError(
-            f"n_episode pauses envs that have played their share, but {env!r} steps all envs together: pass n_step"
+            f"n_episode pauses envs that have played their part, but {env!r} steps all envs together: pass n_step"
         )
 
 

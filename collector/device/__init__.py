@@ -1,1 +1,1 @@
-"""Torch tensors and devices."""
+"""Torch tensors."""

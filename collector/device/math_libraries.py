@@ -1,10 +1,10 @@
-"""Control OpenMP and MKL under torch: thread counts, and results that do not depend on the batch.
+"""Control OpenMP and MKL, the libraries with which torch computes on the CPU.
 
-Threads: `torch.set_num_threads` would also change the count of threads that start during the batch, so counts are set
-in OpenMP and MKL directly.
+`policy_threads` sets the thread counts of OpenMP and MKL directly, because `torch.set_num_threads` would also affect
+other threads that start in the meantime.
 
-Rows: MKL computes a row differently depending on its address and on the batch size. The last bits of an episode would
-then depend on its env. MKL has reproducible kernels, which must be requested before its first use.
+MKL may compute a row differently at another address or in a larger batch. Then the last bits of a policy's output would
+depend on the row's place. MKL's reproducible kernels prevent this, if requested before the first use of MKL.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from vecenv.extending import release_pool
 
 _MULTIPLE = 4
 _ANY_REPRODUCIBLE = 2
-"""As the environment variable MKL_CBWR=AUTO."""
+"""MKL's constant for the reproducible kernels of the environment variable MKL_CBWR=AUTO."""
 
 
-# PyDLL keeps the interpreter lock, because a call takes < 1 us, and getting the lock back up to 5 ms.
+# PyDLL keeps the interpreter lock. A call takes < 1 us, but getting the lock back would take up to 5 ms.
 _TORCH = ctypes.PyDLL(torch._C.__file__)
 # Some builds of torch hide these functions.
 _mkl_fallback: Callable[[int], Any] = torch.set_num_threads if torch.backends.mkl.is_available() else int
@@ -33,23 +33,23 @@ _set_mkl: Callable[[int], Any] = getattr(_TORCH, "MKL_Set_Num_Threads_Local", _m
 
 @contextmanager
 def policy_threads(count: int) -> Iterator[None]:
-    """Run torch's CPU operations of this thread on `count` threads, and restore the count afterwards.
+    """Run this thread's CPU operations of torch on `count` threads in the `with` block.
 
-    A small network is fastest on one thread, because further threads wait for, and slow down, busy worker processes.
+    A small network is fastest on one thread, because further threads compete with busy worker processes.
 
     >>> with policy_threads(1):
     ...     torch.get_num_threads()
     1
     """
-    before = torch.get_num_threads()  # always: a thread's first use of torch sets its count
+    before = torch.get_num_threads()  # must come first, because a thread's first use of torch sets its count
     if count == 1:
-        release_pool()  # unused threads would spin for milliseconds
+        release_pool()  # this thread's idle OpenMP threads would spin for milliseconds
     try:
         _set_openmp(count)
         _set_mkl(count)
         yield
     finally:
-        # Ctrl-C raises only after a C function returns, so both are called in any case.
+        # Ctrl-C may raise KeyboardInterrupt after the first function. The second must run anyway.
         try:
             _set_openmp(before)
         finally:
@@ -57,14 +57,15 @@ def policy_threads(count: int) -> Iterator[None]:
 
 
 def full_rows(rows: int) -> int:
+    """Round up to a multiple of four, except 1, because MKL computes the rows after the last multiple differently."""
     return rows if rows == 1 else -(-rows // _MULTIPLE) * _MULTIPLE
 
 
 @lru_cache
 def rows_are_exact(rows: int, device: torch.device) -> bool:
-    """Test whether a row of a product is independent of its place in a batch of `rows` rows.
+    """Test whether a row of a matrix product has the same bits at each position of a batch of `rows` rows.
 
-    The first call requests MKL's reproducible kernels, which has no effect after a use of MKL.
+    The first call requests MKL's reproducible kernels.
     """
     _ask_for_reproducible()
     generator = torch.Generator().manual_seed(0)
@@ -82,6 +83,6 @@ def rows_are_exact(rows: int, device: torch.device) -> bool:
 
 
 def _ask_for_reproducible() -> None:
-    # torch does not export `mkl_cbwr_set`, which calls this. The environment variable has priority.
+    # Torch does not export `mkl_cbwr_set`, which calls this function. The environment variable MKL_CBWR has priority.
     with suppress(AttributeError):
         _TORCH.mkl_serv_cbwr_set(_ANY_REPRODUCIBLE)

@@ -1,12 +1,10 @@
-"""Convert arrays to tensors and back, and transfer rows between CPU and device.
+"""Conversion and copies between arrays and tensors.
 
-All modules import torch from here, so that one message names the package to install.
+Other modules import torch from here, so that one error message names the missing package.
 
-On the CPU, a tensor and its array share memory. On CUDA, a round has one copy in each direction::
+On the CPU, a tensor and its array share memory. On CUDA, a step makes one copy per array and direction::
 
     obs (numpy) --memcpy--> pinned --copy--> device --policy--> action --copy--> pinned --event--> numpy
-
-Copies are queued on the device's current stream, as the policy is. The process waits once per round, for the event.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ except ImportError as error:
 
 
 def tensors_of(policy: Any) -> list[torch.Tensor]:
-    """Return the parameters and buffers of a module."""
     return [*policy.parameters(), *policy.buffers()] if isinstance(policy, torch.nn.Module) else []
 
 
@@ -37,7 +34,7 @@ def is_lazy(policy: Any) -> bool:
 
 
 def moved(policy: Any, device: torch.device) -> Any:
-    """Return the policy, or a copy on `device`."""
+    """Return the policy if it is on `device`, else a copy on `device`."""
     if all(tensor.device == device for tensor in tensors_of(policy)):
         return policy
     # The copy shares the module's generators, so that seeding them also seeds the copy.
@@ -64,12 +61,11 @@ def resolve_device(device: Any) -> torch.device:
 
 
 def to_device(tree: Any, device: Any) -> Any:
-    """Return arrays or tensors as tensors on `device`. CPU tensors share memory."""
     return nest.map(lambda leaf: (leaf if isinstance(leaf, torch.Tensor) else as_tensor(leaf)).to(device), tree)
 
 
 def check_dtypes(path: str, tree: Any) -> None:
-    """Raise `TypeError` for the first array in the tree `path` without a torch dtype."""
+    """Raise `TypeError` for an array without a torch dtype. `path` names the tree."""
     if isinstance(tree, dict):
         for key, child in tree.items():
             check_dtypes(f"{path}[{key!r}]", child)
@@ -82,12 +78,12 @@ def check_dtypes(path: str, tree: Any) -> None:
         except TypeError:
             raise TypeError(
                 f"torch has no dtype for {path}, an array of {tree.dtype}: drop it in a wrapper of the env, "
-                "or keep numpy batches (no storing_device), from which postproc can drop it before to_tensordict"
+                "or keep numpy batches (no storing_device) and drop it in postproc, before to_tensordict"
             ) from None
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """Return a CPU tensor that shares memory, or copies a read-only array. Raises `TypeError` for objects and text."""
+    """Return a CPU tensor in the memory of `array` (copied if read-only). Raises `TypeError` for objects and text."""
     if not array.flags.writeable:
         array = array.copy()
     try:
@@ -97,29 +93,29 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 class Transfer:
-    """Transfer of rows to a device and back, with at most one wait per round.
+    """Transfer of arrays to a device and back, with at most one wait (for a CUDA event) per step.
 
-    A pinned buffer is never overwritten while a copy may read it. Dtypes are kept, except that bfloat16 returns as
+    A pinned buffer is not overwritten while a copy may read it. Copies keep dtypes, except that bfloat16 returns as
     float32. Not thread-safe. The policy must use (or join) the device's current stream.
 
-    Tensors of `to_device` belong to the caller (on the CPU, they share memory). Arrays of `to_numpy` are valid until
-    the next call. Rounds have at most `rows` rows, or buffers are reallocated.
+    Tensors from `to_device` belong to the caller. Arrays from `to_numpy` are valid until its next call. Buffers have
+    `rows` rows; a larger array replaces them.
     """
 
     def __init__(self, device: torch.device, rows: int) -> None:
         self.device, self._rows = device, rows
         self.is_staged = device.type == "cuda"
         self._pinned: dict[int | str, torch.Tensor] = {}
-        """Buffers by input leaf number or output name."""
+        """Pinned buffers, by an input's index or an output's name."""
         self._in_flight = False
         self._event: Any = None
         self._stream: Any = None
 
     def to_device(self, tree: Any) -> Any:
-        """Return arrays as tensors, without blocking. Raises `TypeError` as `as_tensor`."""
+        """Return arrays as tensors, without blocking."""
         if not self.is_staged:
             return to_device(tree, self.device)
-        self.wait_for_copies()  # after an error of the policy, its input may be in flight
+        self.wait_for_copies()  # if the policy raised, copies from these buffers may be in flight
         numbers = count()
         try:
             return nest.map(lambda leaf: self._send(leaf, next(numbers)), tree)
@@ -138,7 +134,7 @@ class Transfer:
         return arrays
 
     def own_arrays(self, tree: Any) -> Any:
-        """Replace tensors by arrays that belong to the caller."""
+        """Replace tensors by arrays that later calls do not overwrite."""
         tensors = {str(i): leaf for i, leaf in enumerate(nest.leaves(tree)) if isinstance(leaf, torch.Tensor)}
         if not tensors:
             return tree
@@ -171,7 +167,7 @@ class Transfer:
     def _buffer(self, key: int | str, shape: Any, dtype: torch.dtype) -> torch.Tensor:
         rows, buffer = shape[0], self._pinned.get(key)
         if buffer is None or buffer.dtype != dtype or buffer.shape[1:] != shape[1:] or len(buffer) < rows:
-            with torch.inference_mode(False):  # so that it is writable in any mode
+            with torch.inference_mode(False):  # an inference tensor would be read-only outside of inference mode
                 buffer = self._pinned[key] = self.pinned((max(self._rows, rows), *shape[1:]), dtype)
         return buffer[:rows]
 
@@ -185,7 +181,7 @@ class Transfer:
         target.copy_(source, non_blocking=True)
 
     def record(self) -> None:
-        """Record the event. If the stream has changed, first wait for earlier copies."""
+        """Record the event after queued copies. If the stream has changed, first wait for the old stream's copies."""
         stream = torch.cuda.current_stream(self.device)
         if self._event is None:
             self._event = torch.cuda.Event()

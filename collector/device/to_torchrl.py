@@ -1,4 +1,4 @@
-"""`to_torchrl`: use a vector env in TorchRL."""
+"""Vector envs as envs of TorchRL."""
 
 from __future__ import annotations
 
@@ -28,16 +28,14 @@ def to_torchrl(venv: Any, device: Any = "cpu") -> TorchRLVectorEnv:
         env = to_torchrl(ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8))
         batch = env.rollout(100, policy, break_when_any_done=False)     # a TensorDict (8, 100)
 
-    Array observations have the key `observation`, Dict observations keep their keys. Actions are unchanged: integers
-    for Discrete. Rewards are float32 (n, 1), or (n, m) if the envs have a `reward_space` of m numbers. `done`,
-    `terminated` and `truncated` are bool (n, 1). Infos are dropped. TorchRL resets finished envs with the mask
-    `_reset`. `set_seed` gives each env a seed, and returns the next seed.
-
-    `close` also closes `venv`. `env.venv` is the vector env with tensors on `device`.
+    Array observations have the key `observation`. Dict observations keep their keys. Actions are unchanged, so Discrete
+    actions are integers. Rewards are float32 (n, 1), or (n, m) if the envs have a `reward_space` of m numbers. `done`,
+    `terminated` and `truncated` are bool (n, 1). Infos are dropped. `close` also closes `venv`. `env.venv` is the
+    vector env with tensors on `device`.
 
     Raises TypeError if `venv` is not a vector env, for unsupported spaces (Text, Graph, Tuple, Dict actions, Discrete
-    actions that do not start at 0), and if the envs' spaces differ. Raises ValueError for `wait_num` and `timeout`, and
-    for observation keys that TorchRL uses. Raises ImportError without TorchRL.
+    actions that do not start at 0), and if the envs' spaces differ. Raises ValueError if `venv` has `wait_num` or
+    `timeout`, or if TorchRL uses a key of the observation. Raises ImportError without TorchRL.
     """
     return TorchRLVectorEnv(venv, device)
 
@@ -110,7 +108,7 @@ class TorchRLVectorEnv(EnvBase):
         self.venv.set_seed(seed)
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
-        """Seed all envs, starting with `seed`, and return the next seed."""
+        """Seed the envs with a chain of seeds from `seed`, and return the next seed."""
         following: int | None = self.venv.set_seed(seed, static_seed)
         return following
 

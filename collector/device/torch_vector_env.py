@@ -1,4 +1,4 @@
-"""`TorchVectorEnv`: a vector env that takes and returns tensors on a device."""
+"""Vector envs with tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TensorStep = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any]
 
 
 class TorchVectorEnv(VectorEnvWrapper):
-    """Vector env with tensors on `device` instead of arrays (as torchrl's `env.to(device)`).
+    """Vector env with tensors on `device` instead of arrays.
 
         venv = TorchVectorEnv(ShmemVectorEnv(env_fns), "cuda")
         obs, info = venv.reset(seed=0)
@@ -29,12 +29,11 @@ class TorchVectorEnv(VectorEnvWrapper):
             if done.any():
                 obs[done], _ = venv.reset(done)
 
-    Observations keep dtype, shape and tree (uint8 frames are transferred as uint8). `terminated` and `truncated` are
-    bool. Rewards are cast to `reward_dtype` on the CPU; float64 keeps every bit. `partial` of an error has tensors.
-    Infos stay an array of dicts. Actions, ids and masks may be tensors on any device. All other attributes come from
-    `venv`.
+    Observations keep dtype, shape and nesting. `terminated` and `truncated` are bool. Rewards are cast to
+    `reward_dtype` on the CPU; float64 keeps every bit. The `partial` results of an error are tensors too. Infos
+    stay an array of dicts. Actions, ids and masks may be tensors on any device. Other attributes come from `venv`.
 
-    docs/guarantees.md ("Copies") says who owns tensors. On CUDA, a step makes one copy per leaf and waits once.
+    docs/guarantees.md ("Copies") says who owns tensors.
 
     `transforms` (see `vecenv.transforms`) run on the device. The object then has the methods and spaces of
     `TransformedVectorEnv`, and `final_obs` in infos has tensors.
@@ -80,24 +79,24 @@ class TorchVectorEnv(VectorEnvWrapper):
         return states
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
-        """Restore states, as `venv.set_state`."""
+        """Call `venv.set_state`."""
         self.venv.set_state(states, *_positional(id))
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
-        """Reset as `venv.reset`, with tensors."""
+        """Call `venv.reset`, and return tensors."""
         obs, info = self._checked(self.venv.reset, *_positional(id), **_on_host(kwargs))
         return obs if self._has_transforms else self._tensors(obs), info
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> TensorStep:  # type: ignore[override]
-        """Step as `venv.step`, with tensors."""
+        """Call `venv.step`, and return tensors."""
         return self._result(self._checked(self.venv.step, self._actions(action), *_positional(id), **_on_host(kwargs)))
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
-        """Send actions, as `venv.send`."""
+        """Call `venv.send`. Actions may be tensors."""
         self.venv.send(self._actions(action), *_positional(id), **_on_host(kwargs))
 
     def recv(self) -> TensorStep:  # type: ignore[override]
-        """Receive as `venv.recv`, with tensors."""
+        """Call `venv.recv`, and return tensors."""
         return self._result(self._checked(self.venv.recv))
 
     def _checked(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -111,9 +110,8 @@ class TorchVectorEnv(VectorEnvWrapper):
 
     def _actions(self, action: Any) -> Any:
         action = _stacked(action)
-        return (
-            action if self._has_transforms else self._transfer.own_arrays(action)
-        )  # copies: an env may keep its action
+        # Not `to_numpy`: an env may keep its action, and `to_numpy` reuses its buffers.
+        return action if self._has_transforms else self._transfer.own_arrays(action)
 
     def _result(self, step: Any) -> TensorStep:
         if self._has_transforms:
@@ -137,12 +135,11 @@ class TorchVectorEnv(VectorEnvWrapper):
 
 
 def check_can_be_tensors(venv: Any, user: str) -> None:
-    """Raise `TypeError` if observations cannot be tensors."""
     if isinstance(venv, TorchVectorEnv):
         raise TypeError("this is a TorchVectorEnv already; use its to(device) for another device")
     if not (hasattr(venv, "step") and (hasattr(venv, "env_num") or hasattr(venv, "num_envs"))):
         raise TypeError(
-            f"{user} wraps a vector env, got {type(venv).__name__}; make one of a single env by "
+            f"{user} wraps a vector env, got {type(venv).__name__}; for a single env, pass "
             "DummyVectorEnv([lambda: env])"
         )
     found = venv.observation_space
@@ -158,8 +155,8 @@ def check_can_be_tensors(venv: Any, user: str) -> None:
 
 
 def _stacked(action: Any) -> Any:
-    """Stack a list of equal tensors, for a single copy."""
-    rows = action if isinstance(action, list) else ()  # a tuple of tensors may be the batches of a Tuple space
+    """Stack a list of tensors of one shape, dtype and device, so that they are copied together."""
+    rows = action if isinstance(action, list) else ()  # a tuple may hold a batch per part of a Tuple space
     if not rows or not all(isinstance(row, torch.Tensor) for row in rows):
         return action
     same = len({(row.shape, row.dtype, row.device) for row in rows}) == 1
@@ -167,7 +164,7 @@ def _stacked(action: Any) -> Any:
 
 
 def _positional(id: Any) -> tuple[Any, ...]:
-    """Return `id` as arguments, empty for None, because some vector envs take no ids."""
+    """Return the positional arguments for an id. Omit `None`, because some vector envs have no parameter `id`."""
     return () if id is None else (tensor_on_host(id),)
 
 
@@ -182,11 +179,11 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 class TransformedOnDevice(TransformedVectorEnv):
-    """TransformedVectorEnv with transforms on `device`, which returns arrays.
+    """TransformedVectorEnv that runs transforms on `device` and returns arrays.
 
         observations (numpy) --one copy per array--> device --transforms--> device --one copy per array--> numpy
 
-    Original dtypes are transferred, with one wait per round. Rewards stay float64. Transforms of actions get arrays.
+    Copies keep dtypes, so rewards stay float64. Transforms of actions get arrays.
     """
 
     def __init__(self, venv: Any, transform: Any, device: Any) -> None:
@@ -200,7 +197,7 @@ class TransformedOnDevice(TransformedVectorEnv):
         return TransformedOnDevice(self.base_env, transforms, self.device)
 
     def on_device(self, obs: Any) -> Any:
-        """Return the tensors of the latest returned observations, if `obs` is that object."""
+        """Return the tensors of `obs` if `obs` is the object that `reset` or `step` returned last, else `None`."""
         return self._latest[1] if obs is self._latest[0] else None
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:

@@ -1,1 +1,1 @@
-"""Episodes: numbers, seeds, the episode of each env, and whole episodes from batches."""
+"""Episodes and their seeds."""

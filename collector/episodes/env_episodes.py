@@ -1,4 +1,4 @@
-"""`Episodes`: record which episode each env plays, its steps, and its end."""
+"""`Episodes`: the current episode of each env."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from vecenv.extending import is_repeated
 class Episodes:
     """Current episodes of N envs.
 
-    The k-th episode of env n has the id `k * N + n`: unique in a collector, and independent of batches. With `seeds`,
-    pairs `(number, seed)`, an env without an episode takes the next pair, and the number becomes the id. If no pair is
-    left, the env is idle. With `ahead`, each env also reserves its next pair, and an idle env takes over a reservation.
+    Without `seeds`, the k-th episode of env n has the id `k * N + n`, which is unique in a collector.
+
+    `seeds` gives pairs `(number, seed)`. An env without an episode takes the next pair. The number becomes the id. With
+    `ahead`, each env also reserves its next pair, so that its worker can reset it in the same round. If no pair is
+    left, an env without an episode takes over another env's reservation, or is idle.
+
     Episodes are truncated at `limit` steps (0: never).
     """
 
@@ -28,38 +31,38 @@ class Episodes:
     ) -> None:
         self.limit = limit
         self.obs: Any = None
-        """Observations with which the next batch starts, a row per env."""
+        """First observations of the next batch, with a row per env."""
         self.infos = np.full(env_num, None)
         self.reward_shape = RewardShape()
         self._envs, self._is_ahead = np.arange(env_num), ahead
         self._reserved: dict[int, tuple[int, int]] = {}
-        """Reserved pair per env."""
+        """Reserved `(number, seed)` by env."""
         self._source: Iterator[tuple[int, int]] | None = None if seeds is None else iter(seeds)
         self._playing: set[int] = set()
         self.over = np.ones(env_num, np.bool_)
-        """True if the env needs a reset."""
+        """bool `(N,)`: True if the env needs a reset."""
         self.ids = self._envs.copy() if seeds is None else np.full(env_num, -1)
-        """int64 `(N,)`: current or next episode; -1 if idle."""
+        """int64 `(N,)`: id of the current episode, or of the next if `over`; -1 if the env is idle."""
         self.seeds = np.full(env_num, -1)
-        """int64 `(N,)`: seed of this episode."""
+        """int64 `(N,)`: seed of the episode in `ids`, or -1."""
         self.next_seeds = np.full(env_num, -1)
         """int64 `(N,)`: seed of the reserved episode, or -1."""
         self.taken = np.zeros(env_num, np.int64)
-        """int64 `(N,)`: steps of this episode."""
+        """int64 `(N,)`: steps taken in the episode in `ids`."""
         self.broken = 0
-        """Number of failed episodes."""
+        """Number of episodes that ended because their env failed."""
         self.first_failure = ""
         self._log: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        """Envs, ids and seeds of the episodes in this batch, in order."""
+        """Envs, ids and seeds of this batch's episodes, in the order of their starts."""
         self._taken_before = self.taken
 
     def share(self, ids: np.ndarray, taken: np.ndarray) -> None:
-        """Use these arrays for ids and step counts, so that keyed noise reads them."""
+        """Store ids and step counts in these arrays, which `KeyedNoise` reads."""
         ids[:], taken[:] = self.ids, self.taken
         self.ids, self.taken = ids, taken
 
     def begin_batch(self) -> None:
-        """Start a batch. Idle envs ask for an episode."""
+        """Start a batch. Idle envs ask `seeds` for an episode."""
         if self._source is not None:
             self._assign(np.flatnonzero(self.ids < 0))
         self._log = [(self._envs, self.ids.copy(), self.seeds.copy())]
@@ -67,7 +70,7 @@ class Episodes:
 
     def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
         self.over[env_ids] = False
-        # With autoreset, the info also has the last observation and info of the previous episode.
+        # If a worker reset the env, drop the ended episode's last observation and info from the new info.
         self.infos[env_ids] = nest.object_array([without_last(info) for info in infos])
 
     @property
@@ -77,9 +80,9 @@ class Episodes:
     def count(
         self, ids: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, resets: Any = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Count the steps of a round, except in the mask `resets`.
+        """Count a step of the envs `ids`, except of the envs that were reset instead (mask `resets`).
 
-        Returns rewards, both flags with the limit applied, and the ends from the envs.
+        Return rewards, flags (`truncated` also at the limit), and a mask of episodes that the envs ended themselves.
         """
         taken = self.taken
         if resets is not None:
@@ -95,7 +98,10 @@ class Episodes:
         return self.reward_shape.fit(reward), terminated, truncated, by_env
 
     def end(self, ids: np.ndarray, ended: np.ndarray, info: Any, quota: np.ndarray | None) -> np.ndarray | None:
-        """End the episodes in the rows `ended`, decrease `quota`, and return a mask of failed envs, if any."""
+        """End the episodes of `ids[ended]`, and decrease `quota` for episodes without failure.
+
+        Return a mask over `ended` of failed episodes, or `None` without failures.
+        """
         failures = self._note_failures(ids, ended, info)
         over = ids[ended]
         self._advance(over)
@@ -131,7 +137,7 @@ class Episodes:
                 self.next_seeds[other] = -1
             number, seed = (-1, -1) if pair is None else pair
             if number in self._playing:
-                raise ValueError(f"episode_seeds gave episode {number} to env {env_id} while another env is in it")
+                raise ValueError(f"episode_seeds gave episode {number} to env {env_id} while another env plays it")
             if number >= 0:
                 self._playing.add(number)
             self.ids[env_id], self.seeds[env_id], self.next_seeds[env_id] = number, seed, -1
@@ -146,19 +152,19 @@ class Episodes:
 
     @property
     def all_played(self) -> bool:
-        """True if all envs are idle, after asking for more episodes."""
+        """True if all envs are idle, and `seeds` gives no further episode."""
         if (self.ids < 0).all():
             self.begin_batch()
         return bool((self.ids < 0).all())
 
     def columns(self, done: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return ids, step counts and seeds (or None) of the batch, from `done` `(N, T)`."""
+        """Return episode ids, step counts and seeds (or None) of a batch. `done` `(N, T)` marks ends of episodes."""
         n, steps = done.shape
         envs, ids, seeds = (np.concatenate(column) for column in zip(*self._log, strict=True))
         order = np.argsort(envs, kind="stable")
         first = np.searchsorted(envs[order], self._envs)
         at = order[first[:, None] + done.cumsum(1) - done]
-        # Step at which the episode of a step began; negative for earlier batches.
+        # Time index at which each step's episode began; negative if the episode began in an earlier batch.
         began = np.empty((n, steps), np.int64)
         began[:, 0] = -self._taken_before
         began[:, 1:] = np.where(done[:, :-1], np.arange(1, steps), np.iinfo(np.int64).min)
@@ -166,7 +172,7 @@ class Episodes:
         return ids[at], step_count, None if self._source is None else seeds[at]
 
     def abandon(self, env_ids: Any = slice(None)) -> None:
-        """Abandon episodes, so that a reset is needed. Raises `RuntimeError` for a seeded episode in progress."""
+        """Drop episodes, so that their envs need a reset. Raises `RuntimeError` for a seeded episode in progress."""
         started = self._envs[env_ids][self.taken[env_ids] > 0]
         if self._source is not None and len(started):
             raise RuntimeError(
@@ -184,15 +190,14 @@ class Episodes:
         return 0 if self._source is not None else (int(self.ids.max()) // n + 1) * n
 
     def skip_to(self, next_id: int) -> None:
-        """Use only ids from `next_id` on."""
+        """Abandon all episodes, and continue with ids from `next_id` on."""
         self.abandon()
         if self._source is None:
             n = len(self._envs)
             self.ids[:] = np.maximum(self.ids, -(-next_id // n) * n + self._envs)
 
     def _note_failures(self, env_ids: np.ndarray, rows: np.ndarray, info: Any) -> list[int]:
-        """Count and return the rows of failed envs."""
-        # After a restart, an info has both keys. An env's own info may have either key.
+        # An env's own info may have "error" or "restarted". Only a restart sets both.
         failed = [row for row in rows.tolist() if is_repeated(info[row])]
         if failed and not self.broken:
             last = info[failed[0]].get("final_info", info[failed[0]])

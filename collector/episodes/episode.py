@@ -1,4 +1,4 @@
-"""`Episode`, `EpisodeCutter` and `CollectStats`: whole episodes from batches, and their statistics."""
+"""Whole episodes, cut from batches, and their statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.batch.conversions import join, pick
+from collector.batch.conversions import join, pick, trajectory_bounds
 from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import EPISODE_SEED
 from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
@@ -21,18 +21,18 @@ EPISODE_COLUMNS = ("obs", "action", "reward", "terminated", "truncated")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Episode:
-    """Episode from reset to end: L steps and L + 1 observations, as numpy arrays."""
+    """Episode from reset to end: L steps and L + 1 observations, as numpy arrays (or dicts or tuples of arrays)."""
 
     obs: Any
-    """`(L + 1, ...)`, or a dict or tuple of arrays: the observation before each step, and the last."""
+    """`(L + 1, ...)`: the observation before each step, and after the last."""
     action: Any
-    """`(L, ...)`, or a dict or tuple of arrays."""
+    """`(L, ...)`."""
     reward: np.ndarray
-    """float64 `(L,)`; `(L, m)` for vector rewards."""
+    """float64 `(L,)`, or `(L, m)` for vectors of m numbers."""
     terminated: np.ndarray
     """bool `(L,)`: True in the last row if the env reached a final state."""
     truncated: np.ndarray
-    """bool `(L,)`: True in the last row if the episode was stopped earlier."""
+    """bool `(L,)`: True in the last row if the episode was stopped before a final state."""
     env_id: int
     number: int = -1
     """Number in the collector's `episode_seeds`, or -1."""
@@ -59,12 +59,12 @@ class Episode:
 
 @dataclass(frozen=True, eq=False)
 class EpisodeBatch:
-    """E episodes with S steps in consecutive rows; a sequence of `Episode`."""
+    """Sequence of E concatenated episodes (`Episode`) with S steps in total."""
 
     obs_parts: list[Any]
-    """`obs` in consecutive parts, so that an episode over several batches needs no copy."""
+    """`obs` in consecutive parts, because joining the parts copies them."""
     action: Any
-    """`(S, ...)`, or a tree of arrays."""
+    """`(S, ...)`."""
     reward: np.ndarray
     """float64 `(S,)` or `(S, m)`."""
     terminated: np.ndarray
@@ -74,9 +74,9 @@ class EpisodeBatch:
     lengths: np.ndarray
     """int64 `(E,)`: steps per episode."""
     episode: np.ndarray
-    """int64 `(E,)`: episode numbers, or -1."""
+    """int64 `(E,)`: `Episode.number` of each episode, or -1."""
     seed: np.ndarray
-    """int64 `(E,)`: seeds, or -1."""
+    """int64 `(E,)`: seeds of the resets, or -1."""
     env_id: np.ndarray
     """int32 `(E,)`."""
 
@@ -91,7 +91,7 @@ class EpisodeBatch:
 
     @cached_property
     def obs(self) -> Any:
-        """`(S + E, ...)`, or a tree of arrays: also the last observation of each episode."""
+        """`(S + E, ...)`: L + 1 observations per episode."""
         return self.obs_parts[0] if len(self.obs_parts) == 1 else join(self.obs_parts)
 
     @property
@@ -104,7 +104,7 @@ class EpisodeBatch:
         """float64 `(E,)`: sums of rewards, bitwise equal to `Episode.total_reward`."""
         reward, offsets = self.reward, self.offsets
         with np.errstate(over="ignore", invalid="ignore"):
-            # Sums of integers are exact in any order.
+            # `reduceat` adds in another order than `sum`. Sums of integers are exact in any order.
             exact = bool((reward == np.rint(reward)).all() and np.abs(reward).sum() < 2**53)
             if reward.ndim == 1 and exact and len(self):
                 return np.add.reduceat(reward, offsets[:-1])
@@ -116,7 +116,7 @@ class EpisodeBatch:
         return np.flatnonzero(~np.isfinite(self.returns))
 
     def select(self, which: slice | np.ndarray) -> EpisodeBatch:
-        """Return the episodes of `which`: views for a slice, copies for a mask of the shape `(E,)`."""
+        """Return the episodes of `which`: views for a slice, copies for a mask `(E,)`."""
         steps: Any
         rows: Any
         if isinstance(which, slice):
@@ -153,10 +153,10 @@ class Ended(NamedTuple):
 
 
 class EpisodeCutter:
-    """Assembly of whole episodes from the consecutive batches of one collector. Use only `cut` or only `totals`.
+    """Cutter of consecutive batches into whole episodes. Use only `cut` or only `totals`.
 
-    An unfinished episode (at most one per env) is copied, and returned with the batch that ends it. An episode is
-    discarded if its env fails, if it is abandoned, or if its first steps came before the first batch.
+    An unfinished episode is copied. `cut` returns it with the batch that ends it. An episode is dropped if its env
+    fails, if a reset abandons it, or if it began before the first batch.
 
     Example::
 
@@ -168,17 +168,17 @@ class EpisodeCutter:
 
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.int64)
-        """Current episode per env; -1 if its start is unknown."""
+        """Id of each env's unfinished episode; -1 if its start is unknown."""
         self._unfinished = UnfinishedEpisodes()
         self._returns: Any = None
 
     @property
     def unfinished_steps(self) -> int:
-        """Steps of unfinished episodes."""
+        """Steps in unfinished episodes."""
         return self._unfinished.steps
 
     def cut(self, batch: Rollout | FlatRollout) -> EpisodeBatch:
-        """Return the episodes that end in this batch, in new memory, ordered by their end (flat batches: by env)."""
+        """Return copies of the episodes that end in this batch, ordered by end (of a `FlatRollout`: by env)."""
         runs, usable = self._runs(*_step_columns(batch), batch.broken_ids)
         ended = (runs.ends & usable).nonzero()[0]
         last = (runs.start + runs.steps - 1)[ended]
@@ -204,18 +204,18 @@ class EpisodeCutter:
         )
 
     def totals(self, batch: Rollout | FlatRollout) -> Ended:
-        """Return returns and lengths of the episodes that end in this batch, ordered by env."""
+        """Return the returns and lengths of episodes that end in this batch, ordered by env."""
         steps = _step_columns(batch)
         reward = nest.as_array(batch.reward)[nest.as_array(batch.mask)]
         runs, usable = self._runs(*steps, batch.broken_ids)
         if self._returns is None or self._returns.shape != (len(self._ids), *reward.shape[1:]):
             known, self._returns = self._returns, np.zeros((len(self._ids), *reward.shape[1:]))
-            if known is not None and known.ndim == reward.ndim:  # otherwise no env had returned a vector before
+            if known is not None and known.ndim == reward.ndim:  # otherwise, rewards were scalars, of failed steps
                 self._returns[: len(known)] = known
         if not len(reward):
             return Ended(runs.env, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))
         follows = usable & (runs.before > 0)
-        with np.errstate(over="ignore", invalid="ignore"):  # as `Episode.total_reward`
+        with np.errstate(over="ignore", invalid="ignore"):
             returns = np.add.reduceat(reward, runs.start)
             returns[follows] += self._returns[runs.env[follows]]
         self._returns[runs.env[~runs.ends]] = returns[~runs.ends]
@@ -225,19 +225,18 @@ class EpisodeCutter:
     def _runs(
         self, env_ids: Any, traj_ids: Any, step_count: Any, done: Any, broken_ids: np.ndarray
     ) -> tuple[Runs, np.ndarray]:
-        """Return the runs of a batch, and a mask of unbroken episodes with a known start."""
+        """Return the `Runs` of a batch, and a mask of runs whose episode has a known start and did not fail."""
         envs, ids, counts, done = map(nest.as_array, (env_ids, traj_ids, step_count, done))
         if len(new := np.arange(len(self._ids), envs.max(initial=-1) + 1)):
             self._ids = np.append(self._ids, np.full(len(new), -1))
         if len(broken_ids):
             self._ids[np.isin(self._ids, broken_ids)] = -1
-        stop = np.flatnonzero(np.diff(ids, append=-1) | np.diff(envs, append=-1)) + 1
-        start = np.append(0, stop)[: len(stop)]
+        start, stop = trajectory_bounds(envs, ids, counts)
         env, run_ids, before, ends = envs[start], ids[start], counts[start], done[stop - 1]
         usable = (before == 0) | (self._ids[env] == run_ids)
         if len(broken_ids):
             usable &= ~np.isin(run_ids, broken_ids)
-        self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # last run of each env
+        self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # if an env has several runs, the last run counts
         unknown = np.full(len(env), -1)
         return Runs(env, start, stop - start, before, ends, unknown, unknown), usable
 
@@ -250,7 +249,7 @@ def _step_columns(batch: Rollout | FlatRollout) -> tuple[np.ndarray, np.ndarray,
 
 
 def _time_first(rows: Any) -> np.ndarray:
-    """Return `(N, T, ...)` as `(T * N, ...)`, without a copy of a collector's memory."""
+    """Return `(N, T, ...)` as `(T * N, ...)`: a view, if a collector made the array."""
     array = nest.as_array(rows).swapaxes(0, 1)
     return array.reshape(-1, *array.shape[2:])
 
@@ -260,14 +259,14 @@ def _last_obs(batch: Rollout, env: np.ndarray, time: np.ndarray) -> Any:
     finals = np.full(nest.as_array(batch.mask).shape, -1)
     finals[nest.as_array(batch.final_env), nest.as_array(batch.final_time)] = np.arange(len(batch.final_env))
     found, final = pick(all_obs, env, time + 1), finals[env, time]
-    known = np.flatnonzero(final >= 0)  # other episodes are truncated, and continue
+    known = np.flatnonzero(final >= 0)  # for the others, `all_obs` has the last observation
     nest.put(found, known, nest.take(final_obs, final[known]))
     return found
 
 
 @dataclass(frozen=True)
 class SequenceSummaryStats:
-    """Mean, standard deviation, maximum and minimum, or NaN without values (as in tianshou)."""
+    """Mean, standard deviation, maximum and minimum, or NaN without values."""
 
     mean: float
     std: float
@@ -287,19 +286,19 @@ class SequenceSummaryStats:
 
 @dataclass(frozen=True, repr=False)
 class CollectStats:
-    """Result of `collect` (names as in tianshou). `returns` and `lens` are ordered by env, then by time."""
+    """Result of `collect`, with tianshou's names. `returns` and `lens` are ordered by env, then by time."""
 
     n_collected_episodes: int
-    """Episodes that ended."""
+    """Number of episodes that ended."""
     n_collected_steps: int
     collect_time: float
-    """Seconds."""
+    """Duration in seconds."""
     returns: np.ndarray
-    """float64 `(episodes,)` or `(episodes, m)`, including rewards of earlier batches."""
+    """float64 `(episodes,)` or `(episodes, m)`: sum of an episode's rewards, also in earlier batches."""
     lens: np.ndarray
-    """int64 `(episodes,)`."""
+    """int64 `(episodes,)`: steps per episode."""
     batch: Rollout | FlatRollout | None
-    """Steps; None with `keep=False`."""
+    """Collected steps; None with `keep=False`."""
 
     @property
     def collect_speed(self) -> float:

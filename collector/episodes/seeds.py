@@ -1,7 +1,7 @@
-"""Number the episodes of a collector, and derive a seed and random bits for each episode.
+"""Seeds of a collector's episodes, and random bits for each step.
 
-The bits are a hash of (job seed, episode number, step), so that they do not depend on env, backend, or the order of
-episodes. The hash is SplitMix64's finalizer (Steele, Lea and Flood, 2014), exact in every version of numpy.
+The bits are a hash of (job seed, episode number, step), so that they do not depend on env, backend, or order. The hash
+is SplitMix64's finalizer (Steele, Lea and Flood, 2014), exact in every version of numpy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ _MAX = 2**64 - 1
 
 
 def _mix(bits: np.ndarray) -> np.ndarray:
-    """Mix 64-bit integers in place."""
     bits ^= bits >> _SHIFTS[0]
     bits *= _FACTORS[0]
     bits ^= bits >> _SHIFTS[1]
@@ -53,7 +52,7 @@ def _seed(job_seed: int, number: int, purpose: int) -> int:
 
 
 def episode_keys(job_seed: int, numbers: np.ndarray) -> np.ndarray:
-    """Return the keys of episodes, uint64 `(k,)`, for their numbers, int64 `(k,)`."""
+    """Hash job seed and episode numbers, int64 `(k,)`, to the keys of `random_bits`, uint64 `(k,)`."""
     return _mix(_mix(numbers.view(np.uint64) + _STEP) ^ np.uint64(_job_key(job_seed)))
 
 
@@ -67,7 +66,7 @@ def episode_seed(job_seed: int, number: int) -> int:
 
 
 def action_seed(job_seed: int, number: int) -> int:
-    """Return the seed of `action_space` in episode `number`, independent of the env's draws.
+    """Return the seed of random actions in episode `number`, independent of `episode_seed`.
 
     >>> [action_seed(3, number) for number in range(3)]
     [1665845680, 834886420, 186418047]
@@ -78,14 +77,14 @@ def action_seed(job_seed: int, number: int) -> int:
 def random_bits(keys: np.ndarray, steps: np.ndarray, words: int) -> np.ndarray:
     """Return `words` random 64-bit integers per step: uint64 `(..., words)`.
 
-    `keys` `(...)` come from `episode_keys`; `steps` int64 `(...)` are the earlier steps of the episode.
+    `keys` `(...)` come from `episode_keys`. `steps` int64 `(...)` counts the earlier steps of the episode.
     """
     state = _mix(keys + (steps.astype(np.int64).view(np.uint64) + np.uint64(1)) * _STEP)
     return _mix(state[..., None] + np.arange(1, words + 1, dtype=np.uint64) * _WORD)
 
 
 def uniforms(bits: np.ndarray) -> np.ndarray:
-    """Return float64 numbers between 0 and 1 (exclusive), multiples of 2**-53."""
+    """Turn random bits into float64 numbers between 0 and 1 (exclusive)."""
     return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * _SCALE
 
 
@@ -95,7 +94,7 @@ class EpisodeSeeds:
     Args:
         job_seed: determines the seed of each episode (`episode_seed`).
         numbers: episodes to play, in order; None: 0, 1, 2, ... without end.
-        skip: episodes to leave out, for example because an earlier run has played them.
+        skip: episodes to leave out, for example if an earlier run played them.
 
     Raises `ValueError` for a negative or too large seed or number, `TypeError` for a number that is not whole.
 
@@ -110,7 +109,7 @@ class EpisodeSeeds:
         self._retries: deque[int] = deque()
 
     def again(self, number: int) -> None:
-        """Play an episode before all new episodes, for example after a failure of its env."""
+        """Repeat episode `number` before new episodes, for example because its env failed."""
         self._retries.append(_check_number(number))
 
     def __iter__(self) -> EpisodeSeeds:
@@ -132,7 +131,7 @@ def _check_number(number: Any) -> int:
 
 
 def read_pair(pair: Any) -> tuple[int, int]:
-    """Return a checked `(number, seed)`. Raises `TypeError` and `ValueError`."""
+    """Check a `(number, seed)`. Raises `TypeError` and `ValueError`."""
     try:
         number, seed = pair
     except (TypeError, ValueError):

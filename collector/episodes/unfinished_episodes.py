@@ -1,4 +1,4 @@
-"""`UnfinishedEpisodes`: join the parts of episodes that span batches."""
+"""Episodes that span several batches, in parts."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from vecenv import nest
 
 
 class Runs(NamedTuple):
-    """Consecutive steps of one episode per run."""
+    """Arrays with an element per run. A run is the part of an episode in one batch."""
 
     env: np.ndarray
     start: np.ndarray
-    """Row of the first step."""
+    """Row of the first step in the batch."""
     steps: np.ndarray
     before: np.ndarray
-    """Steps of the episode in earlier runs."""
+    """Steps of the episode in earlier batches."""
     ends: np.ndarray
     """True if the run ends the episode."""
     number: np.ndarray
-    """Number and seed of the episode, or -1."""
+    """Number of the episode in `episode_seeds`, or -1."""
     seed: np.ndarray
+    """Seed of the episode, or -1."""
 
     def take(self, which: np.ndarray) -> Runs:
         return Runs(*(column[which] for column in self))
 
 
 class UnfinishedEpisodes:
-    """Steps of unfinished episodes."""
-
     def __init__(self) -> None:
         self._parts: dict[int, list[list[np.ndarray]]] = {}
-        """Leaves of each run, by env."""
+        """Runs of each env's unfinished episode. A run is a list with an array per column."""
 
     @property
     def steps(self) -> int:
@@ -49,8 +48,8 @@ class UnfinishedEpisodes:
     ) -> dict[str, Any]:
         """Return the fields of an `EpisodeBatch` with the episodes that end. Keep the other runs.
 
-        `columns`: trees of rows, including `obs`; rows of a run are `stride` apart. `last_obs`: a row per ended run.
-        `playing`: False for envs whose kept steps are dropped.
+        `columns`: trees of arrays, including `obs`. Rows of a run are `stride` apart. `last_obs`: a row per ended run.
+        `playing`: False for an env without an unfinished episode. Its kept runs are dropped.
         """
         leaves = [(nest.as_array(leaf), name == "obs") for name in columns for leaf in nest.leaves(columns[name])]
         earlier: dict[int, list[list[np.ndarray]]] = {}
@@ -67,13 +66,13 @@ class UnfinishedEpisodes:
         envs, start, steps, before, _, number, seed = runs.take(ended)
         lengths, most = before + steps, len(leaves[0][0]) - 1
         begins, obs_begins = np.cumsum(lengths) - lengths, np.cumsum(steps + 1) - (steps + 1)
-        # Rows of earlier runs and last observations are overwritten below.
+        # Earlier runs and last observations overwrite these clipped rows below.
         rows = _ranges(start - before * stride, lengths, stride).clip(0, most)
         obs_rows = _ranges(start, steps + 1, stride).clip(0, most)
         arrays = [nest.take(leaf, obs_rows if is_obs else rows) for leaf, is_obs in leaves]
         of_obs = [i for i, (_, is_obs) in enumerate(leaves) if is_obs]
         obs = [arrays[i] for i in of_obs]
-        parts, copied = list[list[np.ndarray]](), 0  # earlier observations are not copied
+        parts, copied = list[list[np.ndarray]](), 0  # observations of earlier batches are not copied
         for which in np.flatnonzero(before).tolist():
             row, obs_row = int(begins[which]), int(obs_begins[which])
             if obs_row > copied:

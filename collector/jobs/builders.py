@@ -1,4 +1,4 @@
-"""Build the envs and the policy of a job."""
+"""Build the vector env and the policy that a `Job` describes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 
-from collector.jobs.job import POLICIES, Call, Job, JobError
+from collector.jobs.job import BUILT_IN_POLICIES, Call, Job, JobError
 from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_names, find_class, load_attr
 from collector.jobs.transform_statistics import freeze, from_json
 from collector.policy.keyed_noise import restored_generators
@@ -23,7 +23,7 @@ WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
 """gymnasium's wrappers that carry statistics from one episode to the next."""
 MLP = "collector.policy.mlp:MLPPolicy"
 MAX_RESTARTS = 10
-"""Failures of an env per minute. After more failures, the job recreates all envs."""
+"""Restarts per env and minute. If an env fails more often, the job creates a new vector env."""
 
 
 def make_env(
@@ -31,7 +31,8 @@ def make_env(
 ) -> gymnasium.Env[Any, Any]:
     """Create an env of a job, with wrappers and transforms.
 
-    `statistics`: stored statistics, as JSON types. `program`: objects of `__main__`, by name.
+    `statistics`: running statistics of the transforms, as JSON types. `program`: objects of the user's `__main__` by
+    name ("__main__:make_env"), because workers cannot import `__main__`.
     """
     kwargs = job.env_kwargs | ({} if render_mode is None else {"render_mode": render_mode})
     factory = program.get(job.env) or _env_function(job.env)
@@ -57,7 +58,7 @@ def _env_function(name: str) -> Any:
     try:
         return load_attr(name)
     except JobError:
-        with suppress(gymnasium.error.Error):  # the module may register this id, without a version
+        with suppress(gymnasium.error.Error):  # `attr` is an env id without a version
             find_spec(attr)
             return None
         raise
@@ -88,7 +89,7 @@ def make_transform(each: Call, program: Mapping[str, Any] = {}) -> transforms.Tr
 
 
 def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """Return the function that creates one env. If possible this is `gymnasium.make`, so that workers import less."""
+    """Return a function that creates an env: `gymnasium.make` if it suffices, because workers then import less."""
     if job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
         # Workers do not run the user's program, so they receive its objects by value.
         program = {name: load_attr(name) for _, name in code_names(job) if name.startswith("__main__:")}
@@ -97,15 +98,11 @@ def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], g
 
 
 def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> Any:
-    """Create the vector env of a job, which restarts failed envs if `on_error="retry"`.
-
-    `statistics`: stored statistics of each env's transforms.
-    """
     check_env_name(job)
     each_of = [None] * job.num_envs if statistics is None else statistics[: job.num_envs]
     env_fns = [env_fn(job, each) for each in each_of]
-    # Views of the arena save a copy. A policy of the user may keep its inputs, so it gets copies.
-    options: dict[str, Any] = {"copy": job.policy not in POLICIES}
+    # Views of shared memory are fastest. A user's policy gets copies, because the policy may keep its inputs.
+    options: dict[str, Any] = {"copy": job.policy not in BUILT_IN_POLICIES}
     if job.backend != "dummy":
         options["num_workers"] = job.num_workers
     if job.on_error == "retry":
@@ -123,7 +120,7 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
 
 
 def check_env_name(job: Job) -> None:
-    """Raise `JobError` if gymnasium has no such env. Workers check names with a module."""
+    """Raise `JobError` for an unknown env id. "module:Id-v0" passes, because only workers import the module."""
     name = id_with_module(job.env)
     if name.startswith(ATARI_MODULE) and importlib.util.find_spec(ATARI_MODULE[:-1]) is None:
         raise JobError(f"{job.env} needs ale-py: pip install 'vecenv[atari]'")
@@ -138,7 +135,7 @@ def check_env_name(job: Job) -> None:
 
 
 def id_with_module(env: str) -> str:
-    """Return an env id with the module that registers it, if known.
+    """Put "ale_py:" before Atari ids, because this module registers them.
 
     >>> id_with_module("ALE/Pong-v5"), id_with_module("CartPole-v1")
     ('ale_py:ALE/Pong-v5', 'CartPole-v1')
@@ -147,13 +144,13 @@ def id_with_module(env: str) -> str:
 
 
 def wrappers_with_statistics(job: Job) -> list[str]:
-    """Return the wrappers with statistics, which cannot be stored."""
+    """Return the names of wrappers with running statistics. A job cannot store these statistics."""
     names = [as_call(each).call for each in job.wrappers]
     return [name for name in names if name.rpartition(":")[2] in WITH_STATISTICS]
 
 
 def transforms_with_statistics(job: Job) -> list[str]:
-    """Return the transforms that update statistics, which are stored."""
+    """Return the names of transforms with running (not frozen) statistics. A job stores these statistics."""
     calls = [each for each in map(as_call, job.transforms) if each.frozen is None]
     base = transforms.Transform.state_dict
     return [
@@ -180,7 +177,6 @@ def device_of_policy(job: Job) -> str:
 
 
 def make_job_policy(job: Job, venv: Any, device: str) -> Any:
-    """Create the policy of a job. Raises `JobError` if the spaces or the checkpoint do not fit."""
     if job.policy == "random":
         return None
     policy, kwargs = job.policy, job.policy_kwargs
@@ -199,7 +195,6 @@ def make_job_policy(job: Job, venv: Any, device: str) -> Any:
 
 
 def _make_seeded(job: Job, kind: type, spaces: tuple[Any, Any], kwargs: dict[str, Any]) -> Any:
-    """Create a policy from the job's seed. The random streams of the program stay unchanged."""
     try:
         with ExitStack() as seeded:
             with suppress(ImportError):
@@ -223,7 +218,7 @@ def _load_weights(policy: Any, checkpoint: str) -> None:
         raise JobError(f"checkpoint: there is no file {path}")
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the class depends on the content of the file
+    except Exception as error:  # the error's class depends on the file's content
         raise JobError(f"checkpoint: {path} cannot be read with weights_only=True: {error}") from None
     try:
         policy.load_state_dict(weights)
@@ -232,7 +227,6 @@ def _load_weights(policy: Any, checkpoint: str) -> None:
 
 
 def check_cluster(job: Job, cluster: str | None, actors: int | None) -> None:
-    """Raise `JobError` if tasks on a cluster cannot play this job."""
     if cluster is None:
         if actors is not None:
             raise JobError(f'cluster_actors = {actors} are for a cluster: pass cluster = "auto" too (--cluster auto)')

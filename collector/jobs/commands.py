@@ -3,12 +3,12 @@
 tyro builds the command line from the arguments and docstrings of these functions and of `Job`. Exit codes:
 
 - 0: done.
-- 1: the job failed or is incomplete, the data are damaged, or the folder cannot be used.
+- 1: the job failed, `verify` found a problem, or the folder cannot be used.
 - 2: wrong arguments, or settings with which the job cannot run.
 - 130, 143: ended by SIGINT (Ctrl-C) or SIGTERM. `resume` continues.
 """
 
-# ruff: noqa: B006, B008 (tyro reads defaults, and never writes to defaults)
+# ruff: noqa: B006, B008 (tyro never writes to defaults)
 from __future__ import annotations
 
 import json
@@ -44,8 +44,8 @@ Settings = Annotated[
     list[str], tyro.conf.UseAppendAction, arg(metavar="NAME=VALUE", help_behavior_hint="(may be repeated)")
 ]
 Modules = Annotated[list[str], tyro.conf.UseAppendAction, arg(metavar="MODULE", help_behavior_hint="(may be repeated)")]
-Address = Annotated[str | None, arg(metavar="ADDRESS", help_behavior_hint="")]
-Count = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
+ClusterAddress = Annotated[str | None, arg(metavar="ADDRESS", help_behavior_hint="")]
+OptionalCount = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
 OptionalPath = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
 JobFile = Annotated[OptionalPath, Positional, arg(metavar="[FILE]", help_behavior_hint="")]
 Folder = Annotated[Path, Positional]
@@ -72,16 +72,17 @@ class Running:
     """Options of the commands that run a job.
 
     Args:
-        cluster: play on a Ray cluster, each task with all envs: an address, or "auto" (this machine's cluster, else a
-            new one). Nodes that do not see the folder send their episodes to this one.
-        cluster_actors: number of parallel tasks [one per free CPU].
+        cluster: address of a Ray cluster to play on, or "auto" (the cluster of RAY_ADDRESS or this machine, else a new
+            one). Each Ray task makes num_envs envs. A task whose node does not see the folder sends its episodes to
+            this machine.
+        cluster_actors: number of parallel tasks [as many as fit].
         no_plot: do not draw the returns when the job ends.
         tensorboard: also write metrics for TensorBoard.
         json: print the result as JSON; progress goes to standard error.
     """
 
-    cluster: Address = None
-    cluster_actors: Count = None
+    cluster: ClusterAddress = None
+    cluster_actors: OptionalCount = None
     no_plot: bool = False
     tensorboard: bool = False
     json: bool = False
@@ -121,8 +122,8 @@ def run(
         set: NAME=VALUE or NAME.KEY=VALUE, overrides the file.
         resume: continue an earlier run of the same job, if there is one.
         overwrite: replace the data of an earlier job.
-        dry_run: only print the job.
-        running: how it runs.
+        dry_run: check and print the job, without running it.
+        running: options of the run.
         flags: settings of the job.
     """
     wanted = _job_of(job, set, flags)
@@ -135,7 +136,7 @@ def run(
         shown = as_display_record(as_record(wanted))
         plan = {"out": str(folder), "job": shown, "statistics": statistics_in_words(shown)}
         if running.cluster is not None:
-            plan["cluster"] = {"address": running.cluster, "actors": running.cluster_actors or "one for each free CPU"}
+            plan["cluster"] = {"address": running.cluster, "actors": running.cluster_actors or "as many as fit"}
         return _print_json(plan)
 
     goes_on = resume and (folder / HEAD).exists()
@@ -150,14 +151,14 @@ def resume(folder: Folder, *, set: Settings = [], allow_import: Modules = [], ru
         folder: a folder that `run` wrote.
         set: NAME=VALUE, for settings that do not change episodes: backend, num_workers, step_timeout, ...
         allow_import: a trusted module that the stored job may import.
-        running: how it runs.
+        running: options of the run.
     """
     job = with_settings(load_stored_job(folder, allow_import), set)
     return _collect(job, folder, running, partial(resume_job, folder, None, set, allow_import=allow_import))
 
 
 def info(folder: Folder, *, json: bool = False) -> int:
-    """Print a summary of a folder: episodes, steps, returns, lengths, failures, speed and size.
+    """Print a summary: episodes, returns, failures, speed and size.
 
     Args:
         folder: a data set.
@@ -177,8 +178,8 @@ def verify(folder: Folder, *, replay: int = 0, allow_import: Modules = [], json:
 
     Args:
         folder: a data set.
-        replay: also replay this many episodes and compare them bit for bit. If the job is not repeatable, the stored
-            actions are used.
+        replay: also replay this many episodes, and compare them bit for bit with the data. The policy acts if the
+            job is repeatable. Otherwise the stored actions are repeated.
         allow_import: a trusted module that the stored job may import.
         json: print JSON.
     """
@@ -224,7 +225,7 @@ def video(
 
     Args:
         folder: a folder that a job wrote.
-        episodes: numbers of the episodes [the highest return].
+        episodes: numbers of the episodes [the one with the highest return].
         out: folder for the videos [videos in the folder].
         num_workers: processes that render.
         allow_import: a trusted module that the stored job may import.
@@ -248,10 +249,11 @@ def export(
     Args:
         folder: a data set.
         to: the format.
-        out: the folder to write [FOLDER-FORMAT]; for Minari also a data set id: mine/cartpole-v0.
+        out: the folder to write [FOLDER-FORMAT beside the folder; for Minari the id exported/FOLDER-v0]. With --to
+            minari, an id such as mine/cartpole-v0 means this path inside Minari's folder.
     """
     name = folder.resolve().name
-    if to == "minari":  # an id is a path below Minari's folder
+    if to == "minari":
         out = out or f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"
         root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
         where = root / out if MINARI_ID.fullmatch(out) else Path(out)

@@ -1,4 +1,4 @@
-"""Describe the folder of a data set: metrics, summary and chart."""
+"""Describe the folder of a data set: summary, metrics and chart."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from collector.jobs.job_progress import METRICS, spread
 from collector.jobs.names import TRANSFORM, find_class, is_listed
 from collector.store import schema
 from collector.store.dataset import Dataset
+from collector.store.dataset_folder import writing
 from collector.store.safe_folder import SafeFolder
 from vecenv.extending import Freezable
 
@@ -25,7 +26,7 @@ LARGEST_NUMBER = 2.0**53
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the valid lines of a folder's `metrics.jsonl`. Raises `DatasetError` if it is not a regular file."""
+    """Return the valid lines of a folder's `metrics.jsonl`."""
     found: list[dict[str, Any]] = []
     try:
         with SafeFolder(folder) as opened:
@@ -46,16 +47,16 @@ def _is_number(value: Any) -> bool:
 
 
 def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Describe the content of a folder as JSON types, without reading a shard. Raises `DatasetError` if it is not a
-    data set.
+    """Describe a data set as JSON types, without reading its arrays. Raises `DatasetError` if there is no data set.
 
     - `status`: "complete" or "incomplete".
-    - `job`, `repeatable`, `versions`, ...: as stored in the head.
-    - `statistics`: a line for each transform with statistics.
+    - `job`, `repeatable`, `versions`, ...: from dataset.json. Frozen statistics are shown as a file name and hash.
+    - `statistics`: a line for each transform with frozen statistics (never updated), and for each of vecenv's
+      transforms with running statistics.
     - `episodes`, `steps`, `shards`, `bytes`: counts.
     - `returns`, `lengths`: mean, deviation, min and max; null without episodes.
-    - `failed`: counts by kind.
-    - `seconds`, `steps_per_second`: of the last run, if there are metrics.
+    - `failed`: counts of retries ("retried") and of skipped episodes ("skipped").
+    - `seconds`, `steps_per_second`: of the last run; null without metrics.
     """
     data = Dataset(folder)
     job, (*_, last) = data.head.get("job") or {}, ({}, *read_metrics(folder))
@@ -77,7 +78,7 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def statistics_in_words(job: dict[str, Any]) -> list[str]:
-    """Describe each listed transform with statistics.
+    """Return the lines of `statistics` in `dataset_info`.
 
     >>> statistics_in_words({"transforms": ["ToTensorImage", "VecNorm"]})
     ['VecNorm continues its statistics when the job is resumed; not repeatable']
@@ -104,7 +105,8 @@ def import_figure() -> Any:
 def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
     """Draw the returns and lengths of all episodes, and the speed of the job over time, as a PNG.
 
-    Returns its path: `out`, or `returns.png` in the folder. Raises `DatasetError` if there is no data set.
+    Returns the path: `out`, or `returns.png` in the folder. Raises `DatasetError` if there is no data set, or if the
+    PNG cannot be written.
     """
     data, path = Dataset(folder), Path(folder) / PICTURE if out is None else Path(out)
     job = data.head.get("job") or {}
@@ -117,7 +119,7 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     axes[0].legend(loc="upper right")
     axes[1].set_xlabel("episode")
     if lines:
-        # The time between a kill and a resume is shown as a gap.
+        # By wall time, so that the time between a kill and a resume shows as a gap.
         times, rates = np.array([(line["time"], line["steps_per_second"]) for line in lines], float).T
         axes[2].plot((times - times[0]) / 60, rates, ".-", color="tab:green", markersize=3, linewidth=0.8)
         axes[2].set(xlabel="minutes", ylabel="steps a second")
@@ -125,7 +127,7 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
         axes[2].grid(alpha=0.3)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)
-    with SafeFolder(path.parent) as opened:
+    with writing(path, "pass another --out"), SafeFolder(path.parent) as opened:
         opened.write(path.name, content.getvalue())
     return path
 

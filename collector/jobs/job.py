@@ -1,4 +1,4 @@
-"""`Job`: dataclass with the settings of a collection job, and its conversion to JSON."""
+"""`Job`: checked settings of a collection job, and their conversion to JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ except ImportError as error:
 
 from vecenv.extending import VECTOR_ENVS
 
-POLICIES = ("random", "mlp")
+BUILT_IN_POLICIES = ("random", "mlp")
 DEFAULT_MODULES = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
 CHANGEABLE_SETTINGS = frozenset(
     {"backend", "num_workers", "step_timeout", "on_error", "retries", "max_failed"}
@@ -23,13 +23,14 @@ CHANGEABLE_SETTINGS = frozenset(
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 SmallCount = Annotated[int, msgspec.Meta(ge=1, le=2**16)]
 """Number of envs or threads, limited so that a typing error does not fill the memory."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class JobError(RuntimeError):
-    """A job cannot run with its settings."""
+    """Raised if a job cannot run with its settings."""
 
 
 class FrozenStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +45,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     Args:
         call: `module:attr`. Names in `gymnasium.wrappers` and `vecenv.transforms` need no module.
         kwargs: Keyword arguments.
-        frozen: File of a transform's frozen statistics, relative to the job file.
+        frozen: File with the unchanging statistics of a transform, relative to the job file.
     """
 
     call: str
@@ -53,16 +54,16 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Options of the tasks of a job on a Ray cluster, as in `ray.remote`.
+    """Options that a job on a Ray cluster passes to `ray.remote` for each task.
 
     Args:
-        num_cpus: CPUs per task; default: one per worker, or 1 without workers.
+        num_cpus: CPUs per task; default: the job's `num_workers`, or 1 if `num_workers` is not set.
         num_gpus: GPUs per task; default: 1 if the job's device is "cuda".
         memory: Bytes of memory per task.
         resources: Other resources, by name.
         runtime_env: Environment, such as {"pip": ["vecenv"]}.
         scheduling: "SPREAD" (over the nodes) or "DEFAULT" (Ray fills one node after the other).
-        max_retries: Number of tasks that may die in the same episode.
+        max_retries: Maximum deaths of tasks with the same episode. After the next death, the job fails.
     """
 
     num_cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -77,9 +78,9 @@ class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of a collection job. `load_job` reads them from a JSON, TOML or YAML file.
 
-    The seed of an episode depends only on `seed` and its number. So do the actions, if they are random or the policy
-    returns a distribution. Then the episodes are the same for every `backend` and `num_workers`. A program may pass a
-    class or function instead of its name "module:attr". Raises `JobError` for invalid values.
+    The seed of an episode depends only on `seed` and the episode's number. If actions are random, or the policy returns
+    a distribution, episodes are the same for every `backend` and `num_workers`. A program may pass a class or function
+    instead of a name "module:attr". Raises `JobError` for invalid values.
 
     >>> Job(env="CartPole-v1", episodes=400, seed=3).num_envs
     8
@@ -87,13 +88,14 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     Args:
         env: A gymnasium id ("CartPole-v1", "ALE/Pong-v5", "my_module:MyEnv-v0"), or a function or class,
             "my_module:make_env".
-        episodes: Collect the whole episodes 0 to `episodes - 1`.
-        steps: Or collect the first episodes until they have `steps` steps.
+        episodes: Collect episodes 0 to `episodes - 1`.
+        steps: Instead of `episodes`: collect episodes 0, 1, ... until they have this many steps in total.
         seed: Seed from which all other seeds are derived.
         num_envs: Number of parallel envs.
-        backend: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in worker processes), "ray"
-            (in actors); "auto": "shmem" with the fastest number of workers, measured with an additional env, or
-            "dummy" if that is faster and `on_error="raise"`.
+        backend: Where the envs run: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in
+            worker processes), "ray" (in actors). "auto" measures an additional env, and uses "shmem" with the fastest
+            number of workers. With `on_error="raise"`, and no `num_workers` or `step_timeout`, "auto" uses "dummy"
+            or "thread" if they are faster.
         num_workers: Worker processes, threads or actors; by default the backend decides.
         policy: "random": uniform random actions. "mlp": a small network with random weights or `checkpoint`'s weights.
             "my_module:policy": a policy (see `collector.policy`), or a class that takes the observation space, the
@@ -101,31 +103,31 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         checkpoint: File with the policy's `state_dict()` from `torch.save`, read with `weights_only=True`.
         device: Device of the policy: "auto" (CUDA if available), "cpu", "cuda", "cuda:1".
         max_episode_steps: Truncate episodes at this length; default: the env's limit.
-        on_error: "retry": if an env fails, its episode is retried alone, then skipped and counted. "raise": the env's
-            error ends the job, which keeps whole episodes.
+        on_error: "retry": a failed env's episode is retried alone. If all retries fail, the episode is skipped and
+            counted. "raise": the env's error ends the job. Whole episodes are kept.
         retries: Number of retries per episode.
-        max_failed: If more episodes are skipped, earlier runs included, the job ends.
-        step_timeout: Seconds after which a hanging env has failed. Not for backend "dummy".
-        shard_bytes: Commit a shard when its episodes have this many bytes,
-        shard_seconds: or when its oldest episode is this old. A resumed job repeats only uncommitted episodes.
-        compress: Compress the shards: pictures become smaller, writing and reading slower.
-        policy_threads: Torch threads of a CPU policy; None: torch's default. Actions may depend on the number, because
-            sums are added in a different order.
-        env_kwargs: Keyword arguments for the env.
+        max_failed: Maximum number of skipped episodes, earlier runs included. If more are skipped, the job fails.
+        step_timeout: Seconds after which a hanging env counts as failed. Not for backend "dummy".
+        shard_bytes: Commit episodes (write them to a shard) when they have this many bytes.
+        shard_seconds: Also commit when the oldest uncommitted episode is this old. A resumed job repeats only
+            uncommitted episodes.
+        compress: Compress the shards: pictures become smaller, but reading and writing slower.
+        policy_threads: Torch threads of a CPU policy; None: torch's default. Actions may depend on this number,
+            because it changes the order of sums.
+        env_kwargs: Keyword arguments for the env. Tuples in all kwargs become lists, because JSON stores no tuples.
         wrappers: Wrappers around each env, the innermost first: names in `gymnasium.wrappers`, or `module:attr`; with
             arguments as {"call": NAME, "kwargs": {...}}.
         transforms: Transforms of `vecenv.transforms` around the wrappers of each env, the innermost first. A resumed
             job continues the statistics of VecNorm and NormalizeReward. {"call": NAME, "frozen": FILE} uses the file's
             statistics unchanged, so that the job is repeatable.
         policy_kwargs: Keyword arguments for the class of the policy.
-        ray: Options of the tasks on a cluster, see
-            `RayOptions`.
+        ray: Options of the tasks on a cluster, see `RayOptions`.
     """
 
     env: str
     episodes: PositiveInt | None = None
     steps: PositiveInt | None = None
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     num_envs: SmallCount = 8
     backend: Literal[tuple(sorted(VECTOR_ENVS))] = "auto"  # type: ignore[valid-type]
     num_workers: PositiveInt | None = None
@@ -151,6 +153,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         for field in msgspec.structs.fields(self):
             value = _convert(field.name, getattr(self, field.name), field.type)
             msgspec.structs.force_setattr(self, field.name, value)
+        if self.env.startswith(":"):
+            raise JobError(f"env must be a name or module:name, got {self.env!r}")
         if (self.episodes is None) == (self.steps is None):
             raise JobError("a job has either episodes = N or steps = N" + (", not both" if self.steps else ""))
         if self.backend == "dummy" and self.num_workers is not None:
@@ -163,7 +167,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise JobError(
                 f"num_workers: {self.num_workers} workers for {self.num_envs} envs; pass at most one per env"
             )
-        if self.policy not in POLICIES and ":" not in self.policy:
+        if self.policy not in BUILT_IN_POLICIES and ":" not in self.policy:
             raise JobError(f'policy must be "random", "mlp" or "module:attr", got {self.policy!r}')
         if self.policy == "random" and (self.checkpoint or self.policy_kwargs):
             raise JobError("random actions have no checkpoint and no policy_kwargs; name a policy")
@@ -171,6 +175,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise JobError(f'device must be "auto", "cpu", "cuda" or "cuda:N", got {self.device!r}')
         if any(isinstance(each, Call) and each.frozen is not None for each in self.wrappers):
             raise JobError("wrappers: `frozen` is for transforms, which have statistics")
+        for name in ("env_kwargs", "policy_kwargs"):
+            msgspec.structs.force_setattr(self, name, _as_stored(name, getattr(self, name)))
+        for name in DEFAULT_MODULES:
+            entries = tuple(_stored_call(each) if isinstance(each, Call) else each for each in getattr(self, name))
+            msgspec.structs.force_setattr(self, name, entries)
+        _as_stored("ray", msgspec.structs.asdict(self.ray))
 
 
 def _convert(name: str, value: Any, kind: Any) -> Any:
@@ -192,8 +202,36 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         raise JobError(f"{name}{path.rstrip('`')}: {text}") from None
 
 
+def _as_stored(path: str, value: Any) -> Any:
+    """Convert tuples to lists, so that a resumed job, which reads JSON, gets the same value.
+
+    Raises `JobError` for a value without a JSON form, such as a date.
+    """
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise JobError(f"{path}: the key {key!r} cannot be stored: use a text")
+        return {key: _as_stored(f"{path}.{key}", each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_stored(f"{path}[{i}]", each) for i, each in enumerate(value)]
+    if (
+        type(value) not in (str, int, float, bool, type(None))
+        or value in (float("inf"), float("-inf"))
+        or value != value
+    ):
+        raise JobError(
+            f"{path}: {value!r} ({type(value).__name__}) cannot be stored: a job holds texts, finite numbers, true and "
+            "false, lists and dicts; pass a text, and convert it in the env"
+        )
+    return value
+
+
+def _stored_call(call: Call) -> Call:
+    return msgspec.structs.replace(call, kwargs=_as_stored(f"kwargs of {call.call}", call.kwargs))
+
+
 def _import_name(setting: str, value: Any) -> str:
-    """Return the name by which workers and resumed jobs import a class or function. Raises `JobError`."""
+    """Return the name by which workers and resumed jobs import a class or function."""
     home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(name, str) and getattr(sys.modules.get(DEFAULT_MODULES.get(setting, "")), name, None) is value:
         return f"{DEFAULT_MODULES[setting]}:{name}"
@@ -219,7 +257,7 @@ def as_record(job: Job) -> dict[str, Any]:
 
 
 def as_display_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Replace frozen statistics in the result of `as_record` by the name of their file.
+    """Replace frozen statistics in the result of `as_record` by their file's name and hash.
 
     >>> frozen = {"file": "a.json", "sha256": "0123456789abcdef0", "state": {}}
     >>> as_display_record({"transforms": ["DoubleToFloat", {"call": "VecNorm", "frozen": frozen}]})["transforms"][1]

@@ -1,4 +1,4 @@
-"""Read a `Job` from a file, from command-line flags, or from the folder that it filled."""
+"""Read a `Job` from a file, from command-line flags, or from the folder of its data set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {".toml": TOML, ".json": JSON, ".yaml
 
 
 def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
-    """Read a job from a JSON, TOML or YAML file. `settings` are as for `with_settings`.
+    """Read a job from a JSON, TOML or YAML file. `settings` ("name=value") override the file, see `with_settings`.
 
     Raises `JobError` if the file cannot be read, or has a wrong name or value.
 
@@ -44,10 +44,10 @@ def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise JobError(f"{file} is not a job file: it has more than {MAX_FILE_BYTES:,} bytes")
-        content = read(file.read_text("utf-8"))
+        content = read(file.read_text("utf-8-sig"))  # skips the byte order mark of some editors
     except OSError as error:
         raise JobError(f"{file} cannot be read: {error.strerror or error}") from None
-    except (ImportError, ValueError, RecursionError) as error:  # from a reader; YAML's needs PyYAML
+    except (ImportError, ValueError, RecursionError) as error:  # YAML needs PyYAML
         raise JobError(f"{file} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise JobError(f"{file} is not a job: it holds a {type(content).__name__} instead of names with values")
@@ -73,7 +73,7 @@ def make_job(content: Mapping[str, Any], source: str) -> Job:
 
 
 def job_from_settings(settings: Iterable[str]) -> Job:
-    """Build a job from settings alone.
+    """Build a job from texts "name=value".
 
     >>> job_from_settings(["env=CartPole-v1", "steps=1e3"]).steps
     1000
@@ -82,9 +82,9 @@ def job_from_settings(settings: Iterable[str]) -> Job:
 
 
 def with_settings(job: Job, settings: Iterable[str]) -> Job:
-    """Return the job with settings replaced, each given as "name=value" or "name.key=value".
+    """Return the job with changed settings. Each setting is a text "name=value" or "name.key=value".
 
-    A value is parsed as JSON, or else taken as text. Raises `JobError` for a wrong value.
+    A value that is not JSON is taken as text. Raises `JobError` for a wrong value.
 
     >>> with_settings(Job(env="CartPole-v1", steps=50), ["steps=1e3", "backend=dummy"]).steps
     1000
@@ -109,19 +109,23 @@ def _with_settings(content: dict[str, Any], settings: Iterable[str]) -> dict[str
             place[name] = place = dict(inner)
         place[names[-1]] = _parse_value(names[0], text.strip())
         if names in (["steps"], ["episodes"]) and place[names[0]] is not None:
-            # A job has either: the setting replaces the value of the file.
+            # A job has only one of these, so the setting removes the other.
             content["episodes" if names == ["steps"] else "steps"] = None
     return content
 
 
 def _parse_value(name: str, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=lambda name: name)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         if text[:1] in ("{", "["):
             raise JobError(f"{name}: {text} is not JSON: {error}") from None
         digits = text.replace(",", "")
         return int(digits) if digits.isdecimal() and digits.isascii() else text
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _suggestion(name: str) -> str:
@@ -141,7 +145,7 @@ class JobHead(msgspec.Struct, frozen=True):
 
 
 def read_job(folder: Path) -> tuple[Job, dict[str, Any]]:
-    """Read the job and head of a folder. A folder may come from anybody, so call `check_names` before the job runs.
+    """Read the job and the head (dataset.json) of a folder. Call `check_names` before you run an untrusted job.
 
     Raises `DatasetError` if no job wrote the folder.
     """
@@ -156,24 +160,19 @@ def read_job(folder: Path) -> tuple[Job, dict[str, Any]]:
 
 
 def load_stored_job(folder: Path, allow_import: Iterable[str] = ()) -> Job:
-    """Read a folder's job in order to run it.
-
-    Raises `DatasetError` as `read_job`, and `JobError` if the job names code that is neither listed in
-    `collector.jobs.names` nor in a module of `allow_import`.
-    """
     job, _ = read_job(folder)
     check_names(job, allow_import, folder)
     return job
 
 
 def job_head(job: Job, batches: Any, device: str, policy_hash: str | None) -> dict[str, Any]:
-    """Build the head of a job's folder, from which another run can produce the same episodes.
+    """Build the head (dataset.json) of a job's data set.
 
-    `batches` is the collector after its first batch. `policy_hash` is from before this batch, which may change the
-    policy.
+    `batches`: collector after its first batch. `policy_hash`: hash of the policy before the first batch, because acting
+    may change the policy.
     """
     venv, policy, torch = batches.env, batches.policy, sys.modules.get("torch")
-    # `repeatable = True` promises that actions depend only on inputs.
+    # A policy with `repeatable = True` promises that actions depend only on inputs.
     reason = "" if getattr(policy, "repeatable", False) is True else batches.not_keyed_because
     if not reason and (carried := names_with_statistics(job)):
         reason = f"{', '.join(carried)} carries statistics from one episode to the next; frozen ones do not"
@@ -213,14 +212,14 @@ def check_unchanged(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str
 
 
 def fixed_settings(job: Job) -> dict[str, Any]:
-    """Return the settings that a resumed job may not change. Each transform has a name, for messages."""
+    """Return the settings that a resumed job may not change."""
     record = as_display_record(as_record(job))
     entries = {f"transforms[{i}]": each for i, each in enumerate(record.pop("transforms"))}
     return {name: value for name, value in {**record, **entries}.items() if name not in CHANGEABLE_SETTINGS}
 
 
 def check_head(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Compare the heads of two runs. Return the changes that may change bits of a repeatable job.
+    """Describe differences of two runs (versions, CPU, device) that may change the episodes of a repeatable job.
 
     Raises `JobError` if spaces or policy differ.
     """

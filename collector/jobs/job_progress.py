@@ -1,4 +1,4 @@
-"""Counts and speed of a running job: `JobProgress`, `JobState`, and `Metrics`, which writes to the folder."""
+"""`JobProgress`, `JobState`: counts and speed of a running job. `Metrics`: writes them to metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class JobProgress:
     """Steps of this run, unfinished episodes included."""
     retried: int = 0
     skipped: dict[int, str] = field(default_factory=dict)
-    """Last error of each episode skipped in this run, by number."""
+    """Last error of each episode skipped in this run, by episode number."""
     notes: list[str] = field(default_factory=list)
     bottleneck: str = ""
-    """The work that takes most time, and its share: "envs 80 %"; "idle" means storing."""
+    """Slowest kind of work, and its share of the time: "envs 80 %". "idle" means storing episodes between batches."""
 
 
 @dataclass(repr=False, kw_only=True)
 class JobState(JobProgress):
-    """Progress of a job, passed to `on_progress` and returned at the end."""
+    """Progress of a job. `run_job` passes it to `on_progress`, and returns it at the end."""
 
     job: Job
     out: Path
@@ -53,11 +53,11 @@ class JobState(JobProgress):
     """Number of parallel tasks on a Ray cluster; 0: this process plays."""
     device: str = "cpu"
     status: str = "failed"
-    """"complete", "interrupted" or "failed"; "failed" until the job ends."""
+    """"complete", "interrupted" or "failed". While the job runs, "failed"."""
     signum: int = 0
-    """Signal that ended the job, or 0."""
+    """Number of the signal that ended the job, or 0."""
     repeatable: bool = False
-    """True if another run of the job gives the same bits."""
+    """True if another run of the job plays bitwise equal episodes."""
 
     @property
     def steps_per_second(self) -> float:
@@ -73,13 +73,13 @@ class JobState(JobProgress):
 
     @property
     def recent_return(self) -> float:
-        """Mean return of the last 100 episodes, or NaN."""
+        """Mean return of this run's last 100 episodes. NaN without episodes."""
         found = spread(np.array(self.returns[-RECENT:]))
         return found["mean"] if found else float("nan")
 
     @property
     def mean_return(self) -> tuple[float, float]:
-        """Mean return of this run, and half of its 95 % confidence interval. With too few episodes, NaN."""
+        """Mean return of this run, and half of its 95 % confidence interval. NaN with too few episodes."""
         found, count = spread(np.array(self.returns)), len(self.returns)
         if not found:
             return float("nan"), float("nan")
@@ -115,7 +115,7 @@ class JobState(JobProgress):
 
 
 def spread(values: np.ndarray) -> dict[str, float] | None:
-    """Return statistics of values.
+    """Return mean, standard deviation, minimum and maximum; None without values.
 
     >>> spread(np.array([1.0, 3.0]))
     {'mean': 2.0, 'std': 1.0, 'min': 1.0, 'max': 3.0}
@@ -132,7 +132,7 @@ class Metrics:
 
     A line has `time` (Unix seconds), `seconds` (of this run), `steps`, `episodes`, `steps_per_second`, `mean_return`
     and `mean_length` (of the last 100 episodes), `skipped` and `bottleneck` (a text). `tensorboard` also writes these
-    numbers as events into the subfolder `tensorboard`. Raises `ImportError` without TensorBoard.
+    numbers as events into the subfolder `tensorboard`.
     """
 
     def __init__(self, folder: str | os.PathLike[str], tensorboard: bool = False) -> None:
@@ -140,9 +140,9 @@ class Metrics:
         with ExitStack() as files, SafeFolder(folder) as opened:
             if tensorboard:
                 inner = files.enter_context(opened.inside("tensorboard", make=True))
-                # TensorBoard reopens the file for each write.
+                # TensorBoard reopens `fd_path` for each write, so the folder stays open.
                 self._events = files.enter_context(closing(import_tensorboard()(inner.fd_path)))
-            # Losing metrics is harmless, so no fsync.
+            # No fsync, because losing metrics is harmless.
             fd = opened.open(METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             self._file = files.enter_context(open(fd, "ab", buffering=0))
             self.close = files.pop_all().close
@@ -154,7 +154,8 @@ class Metrics:
         self._next = time.monotonic() + METRICS_SECONDS
         numbers = read()
         line = json.dumps({"time": round(time.time(), 3), **numbers}) + "\n"
-        with writing(self._path, "the episodes committed before are kept"):  # a full disk would refuse episodes too
+        # A full disk raises here, because episodes could not be stored either.
+        with writing(self._path, "the episodes committed before are kept"):
             self._file.write(line.encode())
         if self._events is not None:
             for name, value in numbers.items():

@@ -1,4 +1,4 @@
-"""`JobRunner` runs a job from its first episode to its last."""
+"""`run_job`, `resume_job`: play the episodes of a job, and store them in a folder."""
 
 from __future__ import annotations
 
@@ -50,17 +50,19 @@ def run_job(
 ) -> JobState:
     """Collect the episodes of a job into the folder `out`, and return the final state.
 
-    A signal (in the main thread) or an exception commits the whole episodes; `resume_job` continues.
+    If SIGINT or SIGTERM (only in the main thread) or an exception ends the job, whole episodes are committed first.
+    `resume_job` continues.
 
     Args:
-        out: Folder of the data set. Nodes that do not see the folder send their episodes to the driver.
+        out: Folder of the data set.
         overwrite: Replace an earlier data set.
-        cluster: Address of a Ray cluster, as for `ray.init`; "auto" is the cluster of this machine, else a new cluster.
-        cluster_actors: Number of parallel tasks on the cluster, each with all envs; default: one per free CPU.
+        cluster: Address of a Ray cluster to play on; "auto": the cluster of RAY_ADDRESS or this
+            machine, else a new one. A Ray task whose node does not see `out` sends its episodes to this process.
+        cluster_actors: Number of parallel tasks on the cluster, each with `num_envs` envs; default: as many as fit.
         on_progress: Called after every batch.
 
     Raises `DatasetError` if the folder cannot be used, `JobError` if settings or env do not allow the job,
-    `JobFailedError` if too many episodes failed, `WorkerTimeoutError` if no task finds a place, and errors of the
+    `JobFailedError` if too many episodes failed, `WorkerTimeoutError` if the cluster lacks resources, and errors of the
     policy.
 
     Example::
@@ -87,13 +89,13 @@ def resume_job(
     """Resume the job of a folder. Committed episodes are neither lost nor played twice.
 
     Args:
-        job: The expected job. `JobError` says how the stored job differs. By default, the stored job is run.
-        settings: Changes of settings that do not change episodes (`backend`, `num_workers`, ...), as for `load_job`.
-        allow_import: Trusted modules. A folder may come from anybody, so the stored job may name only code of these
-            modules.
-        cluster, cluster_actors, tensorboard, on_progress: As for `run_job`; may differ from the earlier run.
+        job: Expected job. If the stored job differs, `JobError` names the differences. Default: the stored job.
+        settings: New values ("name=value") for settings that do not change episodes, such as `backend`.
+        allow_import: Trusted modules. A stranger may have made the folder, so a stored job may name only code of these
+            modules, and harmless classes of gymnasium and vecenv.
+        cluster, cluster_actors, tensorboard, on_progress: See `run_job`; may differ from the earlier run.
 
-    Raises as `run_job`.
+    Raises the errors of `run_job`.
 
     Example::
 
@@ -154,10 +156,7 @@ class JobRunner:
         self.state.steps, self.state.episodes = int(index["length"].sum()), len(index)
 
     def run(self, *, overwrite: bool = False, resumed: StoreWriter | None = None) -> JobState:
-        """Play the remaining episodes into the folder, and return the state.
-
-        `resumed` is the open folder of a resumed job. If no episode remains, the folder is only ended.
-        """
+        """Play and store the remaining episodes. If none remains, only mark the data set as complete."""
         with ExitStack() as context:
             writer = EpisodeWriter(self.job, self.plan, self.state, self.out, overwrite=overwrite, resumed=resumed)
             player = self._player(writer, context)
@@ -178,14 +177,13 @@ class JobRunner:
         return self.state
 
     def _player(self, writer: EpisodeWriter, context: ExitStack) -> Player | RayPlayer:
-        """Create the player. From now on, a signal ends the job."""
+        """Create the player. From then on, SIGINT and SIGTERM end the job."""
         job, plan, state = self.job, self.plan, self.state
         if self.cluster is None:
             stop = context.enter_context(Stopping())
             return Player(job, plan, stop, state, state.device, self._statistics)
-        cluster = context.enter_context(
-            connect_to(self.cluster)
-        )  # before Stopping, because Ray replaces the SIGTERM handler
+        # Connect before Stopping, because Ray replaces the SIGTERM handler.
+        cluster = context.enter_context(connect_to(self.cluster))
         stop = context.enter_context(Stopping())
         player = RayPlayer(job, plan, stop, state, writer, cluster, self.cluster_actors, self.out)
         state.actors = player.places
@@ -206,10 +204,9 @@ class JobRunner:
         self.on_progress(self.state)
 
     def _finish(self, writer: EpisodeWriter) -> None:
-        """End the data set. Raises `JobFailedError` if every episode failed."""
         if not writer.end():
             if not self.state.skipped:
-                raise JobFailedError(f"each of its {self.plan.end} episodes failed in an earlier run")
+                raise JobFailedError(f"each of the job's {self.plan.end} episodes failed in an earlier run")
             number, error = max(self.state.skipped.items())
             raise JobFailedError(f"all episodes failed; the last, episode {number}, with {error}")
         self.completed()
@@ -221,13 +218,12 @@ class JobRunner:
 
 
 def connect_to(address: str) -> RayCluster:
-    """Connect to the cluster of a job. Raises `JobError`."""
     try:
         if re.fullmatch(r"[\w.-]+:\d+", address):
             host, port = address.split(":")
             socket.create_connection((host, int(port)), timeout=5.0).close()  # Ray would try for minutes
         return connect(address)
-    except SystemExit:  # Ray turns a SIGTERM while starting into SystemExit
+    except SystemExit:  # Ray's answer to a SIGTERM during its start
         raise SystemExit(128 + signal.SIGTERM) from None
     except OSError as error:
         raise JobError(

@@ -1,14 +1,13 @@
 """Resolve the names in a job (envs, wrappers, policies) to objects, from a closed list or from `module:name`.
 
-    kind       in the list                                             else
+    kind       listed names                                            code
     env        a registered id without a module: "CartPole-v1"         "module:Id-v0", "module:function"
     wrapper    a class of gymnasium.wrappers: "FlattenObservation"     "module:Class"
     transform  a class of vecenv.transforms: "VecNorm"                 "module:Class"
     policy     "random", "mlp"                                         "module:name"
 
-A job from a file or program may name any code. A job stored in a folder may come from anybody, so `check_names` refuses
-the right column unless the caller trusts the module. Listed classes neither write files, nor call or import their
-arguments.
+A job from a file or program may name any code. A stored job may come from a stranger, so `check_names` refuses code
+unless the caller trusts its module. Listed classes neither write files, nor call or import their arguments.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from typing import Any, NamedTuple
 
 import gymnasium
 
-from collector.jobs.job import POLICIES, Call, Job, JobError
+from collector.jobs.job import BUILT_IN_POLICIES, Call, Job, JobError
 from vecenv.extending import find_spec
 
 ATARI_MODULE = "ale_py:"
-"""Module that registers the ids "ALE/...", which do not need the module in front."""
+"""Prefix for the ids "ALE/...", which a job may name without a module."""
 ENV_ID = re.compile(r"([\w-]+/)?[\w.-]+", re.ASCII)
 ENVS_BY_KWARGS = re.compile(r"GymV2[16]Environment(-v\d+)?")
-"""Registered envs that import and call the names in their kwargs."""
+"""Ids that are never listed, because these envs import and call names in their kwargs."""
 CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:(?!__)[^\W\d]\w*")
 WRAPPERS = frozenset(
     """AddRenderObservation AddWhiteNoise AtariPreprocessing Autoreset ClipAction ClipReward DelayObservation
@@ -48,23 +47,23 @@ TRANSFORMS = frozenset(
 )
 
 
-class Kind(NamedTuple):
+class NameKind(NamedTuple):
     word: str
     module: str
     names: frozenset[str]
 
 
-ENV = Kind("env", "", frozenset())
-WRAPPER = Kind("wrapper", "gymnasium.wrappers", WRAPPERS)
-TRANSFORM = Kind("transform", "vecenv.transforms", TRANSFORMS)
-POLICY = Kind("policy", "", frozenset(POLICIES))
+ENV = NameKind("env", "", frozenset())
+WRAPPER = NameKind("wrapper", "gymnasium.wrappers", WRAPPERS)
+TRANSFORM = NameKind("transform", "vecenv.transforms", TRANSFORMS)
+POLICY = NameKind("policy", "", frozenset(BUILT_IN_POLICIES))
 
 
 def as_call(each: str | Call) -> Call:
     return Call(each) if isinstance(each, str) else each
 
 
-def is_listed(kind: Kind, name: str) -> bool:
+def is_listed(kind: NameKind, name: str) -> bool:
     """Return whether a name is listed. A class may have its module in front.
 
     >>> is_listed(ENV, "CartPole-v1"), is_listed(ENV, "this:CartPole-v1")
@@ -78,7 +77,7 @@ def is_listed(kind: Kind, name: str) -> bool:
     return _bare_name(kind, name) in kind.names
 
 
-def find_class(kind: Kind, name: str) -> Any:
+def find_class(kind: NameKind, name: str) -> Any:
     if is_listed(kind, name):
         return getattr(importlib.import_module(kind.module), _bare_name(kind, name))
     if ":" in name:
@@ -103,15 +102,15 @@ def load_attr(name: str) -> Any:
     return found
 
 
-def code_names(job: Job) -> list[tuple[Kind, str]]:
-    """List the names in a job that stand for code: `module:attr`, and env ids with a module."""
+def code_names(job: Job) -> list[tuple[NameKind, str]]:
+    """Return the names in a job that are not listed: `module:attr`, env ids with a module, and unknown names."""
     calls = [(WRAPPER, each) for each in job.wrappers] + [(TRANSFORM, each) for each in job.transforms]
     names = [(ENV, job.env), *((kind, as_call(each).call) for kind, each in calls), (POLICY, job.policy)]
     return [(kind, name) for kind, name in names if not is_listed(kind, name)]
 
 
 def modules_to_allow(job: Job, where: Any) -> list[str] | None:
-    """Return the modules that a resumed job needs in `allow_import`, unless the job cannot be allowed."""
+    """Return the modules that `resume_job` needs in `allow_import`, or None if no modules suffice."""
     names = [name for _, name in code_names(job)]
     modules = {name.partition(":")[0] for name in names}
     for name in names:
@@ -127,17 +126,16 @@ def modules_to_allow(job: Job, where: Any) -> list[str] | None:
 def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
     """Raise `JobError` if the job stored in `where` names code that is neither listed nor trusted.
 
-    From the modules in `allow_import`, a job may name classes and functions that are defined there, and registered
-    envs. All names are checked before the first import.
+    A job may name the classes, functions and envs that the modules in `allow_import` define or register. All names are
+    checked before the first import.
     """
     allowed, named = {*allow_import}, f"the job that is stored in {where} names"
     code = code_names(job)
     for kind, name in code:
         module, _, env_id = name.partition(":")
         is_env = kind is ENV and CODE.fullmatch(f"{module}:x") and is_listed(ENV, env_id)
-        is_by_kwargs = kind is ENV and ENVS_BY_KWARGS.fullmatch(
-            env_id
-        )  # without a version, such an id looks like a class
+        # Without a version, the id GymV21Environment looks like a class.
+        is_by_kwargs = kind is ENV and ENVS_BY_KWARGS.fullmatch(env_id)
         if not (is_env or CODE.fullmatch(name)) or is_by_kwargs:
             known = f"a listed class of {kind.module}" if kind.module else "a listed name"
             raise JobError(
@@ -160,14 +158,14 @@ def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
         raise JobError(f"{named} {defined}: if you trust that module, pass {flags} too")
 
 
-def _bare_name(kind: Kind, name: str) -> str:
+def _bare_name(kind: NameKind, name: str) -> str:
     return name.removeprefix(f"{kind.module}:") if kind.module else name
 
 
-def _defining_module(kind: Kind, name: str, allowed: set[str], named: str) -> str:
+def _defining_module(kind: NameKind, name: str, allowed: set[str], named: str) -> str:
     """Import the trusted module of a name. Return the module that defines the object or registers the env.
 
-    An object that another trusted module defines must be found there by its qualified name.
+    If `__module__` names another trusted module, that module must have the object.
     """
     module, _, attr = name.partition(":")
     imported = _import(module, name)
@@ -190,5 +188,5 @@ def _defining_module(kind: Kind, name: str, allowed: set[str], named: str) -> st
 def _import(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
-    except (ImportError, ValueError, TypeError) as error:  # the last two: an impossible name, such as ".x"
+    except (ImportError, ValueError, TypeError) as error:  # ValueError, TypeError: a malformed name, such as ".x"
         raise JobError(f"{name} cannot be imported: {error}") from None

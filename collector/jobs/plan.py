@@ -1,4 +1,4 @@
-"""`Plan`: the remaining episodes of a job, and the outcome of the others."""
+"""`Plan`: records which episodes of a job remain."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collector.episodes.seeds import episode_seed
 from collector.store.safe_folder import DatasetError
 
 MAX_UNNEEDED = 2**24
-"""Maximum number of unneeded episodes that a job may have handed out."""
+"""Number of superfluous episodes that `restore` accepts, because parallel tasks may play some."""
 
 
 class Plan:
-    """Iterator of the `(number, seed)` of episodes to play. The caller reports how each episode ended.
+    """Iterator over the `(number, seed)` of episodes to play. The player reports ended episodes to `finished`.
 
-    - With `episodes`, the plan hands out all smaller numbers.
-    - With `steps`, the plan hands out numbers until the known episodes have enough steps. The job is complete if the
-      first episodes, without a gap, have enough.
-    - With `numbers`, the plan hands out these numbers.
+    - With `episodes`, the plan yields 0 to `episodes - 1`.
+    - With `steps`, the plan yields numbers until all finished episodes together have `steps` steps. The job is complete
+      if episodes 0, 1, ..., without a gap, have `steps` steps.
+    - With `numbers`, the plan yields these numbers.
 
-    Numbers that are returned by `again` come first, so the iterator may continue after its end.
+    `again` takes numbers back, and the plan yields them first. So the iterator may continue after its end.
 
     >>> plan = Plan(seed=0, steps=10)
     >>> [number for number, seed in (next(plan), next(plan))]
@@ -39,16 +39,16 @@ class Plan:
     ) -> None:
         self.job_seed = seed
         self.waiting = sorted(numbers or ())
-        """Sorted numbers that come before new numbers."""
+        """Sorted numbers that are yielded before new numbers."""
         self._wanted_steps, self._count = steps, len(self.waiting) if episodes is None else episodes
         self._next, self._limit = 0, 0 if episodes is None else episodes
         self._known_lengths: dict[int, int] = {}
-        """Length of each known episode from `end` on."""
+        """Steps of each ended episode from `end` on; 0: skipped."""
         self.playing: set[int] = set()
         self.skipped: set[int] = set()
         self.steps = 0
         self.end, self.end_steps, self.end_episodes = 0, 0, 0
-        """All episodes below `end` are known. They have `end_steps` steps, and `end_episodes` were not skipped."""
+        """All episodes below `end` have ended. They have `end_steps` steps, and `end_episodes` were not skipped."""
 
     def __iter__(self) -> Plan:
         return self
@@ -65,7 +65,7 @@ class Plan:
         return number, episode_seed(self.job_seed, number)
 
     def finished(self, number: int, length: int) -> None:
-        """Record an episode with `length` steps; 0: skipped."""
+        """Record the end of an episode with `length` steps; 0: skipped."""
         self.playing.discard(number)
         self._known_lengths[number] = length
         self.steps += length
@@ -91,13 +91,13 @@ class Plan:
             self.waiting = [number for number in range(self.end, self._next) if number not in self._known_lengths]
 
     def again(self, numbers: Iterable[int]) -> None:
-        """Return unfinished episodes, to be handed out before new episodes."""
+        """Take back unfinished episodes."""
         numbers = {*numbers}
         self.playing -= numbers
         self.waiting = sorted({*self.waiting, *numbers})
 
     def set_aside(self, numbers: Iterable[int]) -> None:
-        """Hold episodes back until `finished` or `again`."""
+        """Stop counting these episodes as playing. Later, the caller reports them to `finished`."""
         self.playing.difference_update(numbers)
 
     @property
@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def is_exhausted(self) -> bool:
-        """Return whether no episode is in progress or left to hand out. The rest is set aside or complete."""
+        """True if no episode is playing, and none is left to yield. Episodes that are set aside do not count."""
         return not self.playing and not self.waiting and not self._has_new()
 
     @property

@@ -1,12 +1,12 @@
-"""`Player` plays the episodes of a plan. `EpisodeWriter` stores and commits them.
+"""`Player`: plays the episodes of a `Plan`. `EpisodeWriter`: stores and commits episodes.
 
     plan --(number, seed)--> collector --batches--> PlayedEpisodes --> EpisodeWriter --> shards
       ^                          |
       |                      an env fails: its episode is set aside
       +-- finished, skipped <---- retried alone, `retries` times <----+
 
-A failing env may break off the episodes of other envs too. So each of these episodes is retried alone, and only an
-episode that fails alone is skipped.
+A failing env may interrupt the episodes of other envs. So each interrupted episode is retried alone, and skipped only
+if all its retries fail.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ BATCH_STEPS = 64
 
 
 class JobFailedError(JobError):
-    """More episodes failed than the job allows."""
+    """Raised if more episodes or tasks failed than the job allows."""
 
 
 @dataclass(frozen=True)
 class PlayedEpisodes:
+    """Whole episodes of a batch, and the head (dataset.json) of their data set."""
+
     head: dict[str, Any]
     lengths: list[int]
     returns: list[float]
@@ -58,7 +60,7 @@ class PlayedEpisodes:
 
 
 def skipped_in(state: Any) -> set[int]:
-    """Return the skipped episodes in a manifest's state.
+    """Return the numbers of skipped episodes from the state in a manifest.
 
     >>> skipped_in({"skipped": [3, 7]})
     {3, 7}
@@ -73,9 +75,9 @@ def skipped_in(state: Any) -> set[int]:
 
 
 class EpisodeWriter:
-    """Writer that stores episodes, and commits when they are large or old, and at the end of a `with` block.
+    """Writer of episodes. Commits when uncommitted episodes are large or old, and when a `with` block ends.
 
-    `resumed` is the open folder of a resumed job. A new folder is opened by the first episodes.
+    `resumed`: open store of a resumed job. If None, the first episodes create the data set.
     """
 
     def __init__(
@@ -97,7 +99,6 @@ class EpisodeWriter:
         self._commit_due = float("inf")
 
     def open(self, head: dict[str, Any]) -> StoreWriter:
-        """Open the folder. Raises `DatasetError` as `StoreWriter`, and `JobError` if a resumed job has changed."""
         if self._resumed is None:
             store = StoreWriter(self._folder, head, overwrite=self._overwrite, compress=self._job.compress)
         else:
@@ -107,7 +108,6 @@ class EpisodeWriter:
         return store
 
     def add(self, played: PlayedEpisodes) -> None:
-        """Store episodes and statistics, and commit if it is time."""
         store = self.store or self.open(played.head)
         if played.episodes is not None and len(played.episodes):
             store.add(played.episodes)
@@ -132,7 +132,7 @@ class EpisodeWriter:
         self._recorded_failures, self._statistics = now, None
 
     def end(self) -> bool:
-        """Commit, and end the data set. Return False if all episodes failed: such a data set has no end."""
+        """Commit. Mark the data set as complete, or return False if all episodes failed."""
         self.store = self.store or self._resumed
         self.commit()
         if self.store is None or not self._plan.end_episodes:
@@ -154,7 +154,7 @@ class EpisodeWriter:
 
 @dataclass
 class Player:
-    """Player of a plan in this process and its workers.
+    """Player that plays the episodes of a plan in this process and its workers.
 
     `statistics`: initial statistics of each env's transforms.
     """
@@ -174,8 +174,9 @@ class Player:
     def play(self) -> Generator[PlayedEpisodes, None, None]:
         """Yield the whole episodes of each batch, until the plan is complete or a signal arrives.
 
-        The plan learns that episodes are finished when the caller asks for the next. Raises `JobFailedError` if too
-        many episodes fail, the env's error with `on_error="raise"`, and errors of the policy.
+        The caller stores the episodes. When the caller asks for the next batch, the plan records the episodes as
+        finished. Raises `JobFailedError` if too many episodes fail, the env's error with `on_error="raise"`, and errors
+        of the policy.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*broke off because envs failed", RuntimeWarning)
@@ -191,7 +192,7 @@ class Player:
         return plan.is_complete or self.stop.is_stopped
 
     def _play_together(self, job: Job, plan: Plan, suspects: set[int]) -> Iterator[PlayedEpisodes]:
-        """Play in a new vector env. Add episodes whose env failed to `suspects`."""
+        """Play in a new vector env. Add the episodes that failing envs interrupt to `suspects`, to be retried alone."""
         if plan.is_exhausted:
             return
         try:
@@ -214,9 +215,8 @@ class Player:
     def _play_batches(
         self, batches: SyncDataCollector, job: Job, plan: Plan, suspects: set[int]
     ) -> Iterator[EpisodeBatch]:
-        """Yield whole episodes with finite rewards and returns."""
         cutter = EpisodeCutter()
-        # The limit on `suspects` ends the loop if an env always fails.
+        # If an env always fails, the limit on `suspects` ends the loop.
         while not (self._is_over(plan) or plan.is_exhausted or len(suspects) > job.max_failed + job.num_envs):
             self.stop.begin_batch()
             batch = batches.rollout()
@@ -232,10 +232,10 @@ class Player:
     def _deliver(
         self, batches: SyncDataCollector, policy_hash: str | None, plan: Plan, episodes: EpisodeBatch
     ) -> Iterator[PlayedEpisodes]:
-        """Yield episodes, and tell the plan when the caller has stored them."""
+        """Yield episodes. After the caller has stored the episodes, record them as finished."""
         with self.stop.finishing():
             if self._has_statistics and len(episodes) and (found := venv_statistics(batches.env)) is not None:
-                # A retry plays one env. The other envs keep their statistics.
+                # A retry may use fewer envs. Keep the statistics of the others.
                 self.statistics = [*found, *(self.statistics or [])[len(found) :]]
             self.progress.bottleneck = batches.stats().bottleneck_share
             self._head = self._head or job_head(self.job, batches, self.device, policy_hash)
@@ -270,7 +270,7 @@ class Player:
 
 
 def give_up(job: Job, plan: Plan, progress: JobProgress, failed: dict[int, str]) -> None:
-    """Skip episodes, and record the errors. Raises `JobFailedError` if too many were skipped."""
+    """Skip episodes, and record their errors. Raises `JobFailedError` if too many were skipped."""
     progress.skipped.update(failed)
     for number in failed:
         plan.finished(number, 0)
@@ -283,7 +283,7 @@ def give_up(job: Job, plan: Plan, progress: JobProgress, failed: dict[int, str])
 
 
 def is_env_error(error: BaseException) -> bool:
-    """Return whether an env raised this error. Vector envs mark such errors."""
+    """Return whether an env raised this error. Vector envs give such errors the attribute `partial`."""
     if isinstance(error, RewardError):
         return not error.policy
     return isinstance(error, VectorEnvError) or hasattr(error, "partial")
@@ -292,15 +292,15 @@ def is_env_error(error: BaseException) -> bool:
 def _retry_job(job: Job) -> Job:
     """Return the job that retries one episode.
 
-    A policy still gets `num_envs` rows, because the number of rows may change bits of the outputs.
+    A policy still gets `num_envs` rows, because the number of rows may change the last bits of its outputs.
     """
-    backend = "shmem" if job.backend == "auto" else job.backend  # "auto" could choose this process
+    backend = "shmem" if job.backend == "auto" else job.backend  # "auto" could run the failing env in this process
     few: dict[str, Any] = {"num_envs": 1, "num_workers": None} if job.policy == "random" else {}
     return msgspec.structs.replace(job, on_error="raise", backend=backend, **few)
 
 
 def steps_per_batch(job: Job, env: Any) -> int:
-    """Return 64, or fewer if observations are large or the job is small."""
+    """Return the steps per env: 64, or fewer if observations are large or the job is small."""
     leaves = nest.leaves(common_layout(env.observation_space, env.action_space).obs)
     row = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves if isinstance(leaf, Leaf))
     wanted = BATCH_STEPS if job.steps is None else -(-job.steps // job.num_envs)

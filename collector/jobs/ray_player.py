@@ -1,14 +1,13 @@
-"""`RayPlayer` runs a job on a Ray cluster: tasks play ranges of episodes, and the driver adopts their shards.
+"""`RayPlayer`: runs a job on a Ray cluster. Ray tasks play episodes, and the driver (this process) stores them.
 
     driver  --numbers-->  play_range  --whole episodes-->  shards/w001/, a separate data set
       shards/000000/  <-------------- adopts its shards --------'
 
-The driver adopts a task's shards when the task has ended or died, which commits the episodes. Other tasks play the rest
-of the range. If the driver dies, a resumed job removes shards that were not adopted, and plays these episodes. So each
-episode is stored exactly once.
+A task plays a range of episode numbers, and commits episodes to shards (folders with arrays). When the task has ended
+or died, the driver moves ("adopts") the shards into the job's data set. Other tasks play the uncommitted episodes. If
+the driver dies, a resumed job removes shards that were not adopted, and plays their episodes.
 
-If the node of a task does not see the folder, the task returns its files through the object store. If such a task dies,
-all of its episodes are played again.
+If a task's node does not see the folder, the task returns its files. If it dies, other tasks play all its episodes.
 """
 
 from __future__ import annotations
@@ -58,18 +57,19 @@ from vecenv.extending import (
 )
 
 VISIBLE_TIMEOUT = 10.0
-"""Seconds until files of other nodes must be visible: network file systems are slow."""
-ADVICE = "choose with --out a folder that all nodes share, or one whose path exists only on the node of the driver"
+"""Seconds to wait for files of other nodes, because network file systems are slow."""
+PLACEMENT_ADVICE = (
+    "choose with --out a folder that all nodes share, or one whose path exists only on the node of the driver"
+)
 PLACEMENT_TIMEOUT = 120.0
-"""Seconds until the first task must have a place."""
+"""Seconds to wait until Ray has resources for the first task."""
 SIGNAL_INTERVAL = 0.5
-"""Seconds until a signal is noticed."""
+"""Maximum seconds until a signal is noticed."""
 NODE_CHECK_INTERVAL = 1.0
-"""Seconds between checks for lost nodes. Ray reports tasks of a silent node after minutes."""
+"""Seconds between checks for lost nodes, because Ray reports a silent node only after minutes."""
 COMMIT_TIMEOUT = 12.0
 """Seconds for the last commits of tasks after a signal or an error."""
 KILL_TIMEOUT = 5.0
-"""Seconds until killed tasks must have ended."""
 
 
 def task_options(job: Job) -> dict[str, Any]:
@@ -94,13 +94,13 @@ class Range:
     job: Job
     part: str
     head: dict[str, Any] | None
-    """None for the first task, which only finds the head."""
+    """Content of dataset.json. None for the first task, which plays one batch to build it."""
     numbers: Sequence[int]
     skipped: Sequence[int] = ()
     unseen_by: Sequence[str] = ()
     """Nodes that do not see the job's folder."""
     key: str = ""
-    """Name under which the task records its node in the cluster."""
+    """Name of the cluster record in which the task stores its node."""
     here: str = "."
     import_path: Sequence[str] = ()
     """The driver's current folder and `sys.path`."""
@@ -110,22 +110,21 @@ class Range:
 class RangeResult(JobProgress):
     episodes: int = 0
     head: dict[str, Any] = field(default_factory=dict)
-    """Head that this task would write; empty without a batch."""
+    """This task's dataset.json, to compare with the first task's; empty without a batch."""
     files: dict[str, np.ndarray] = field(default_factory=dict)
-    """Files to write, in order, if the task's node does not see the folder."""
+    """Files for the driver to write in this order, if the task's node does not see the folder."""
     node: str = ""
     seconds: float = 0.0
 
 
 def play_range(task: Range) -> RangeResult:
-    """Play and commit a range of episodes in a Ray task. SIGINT, or the announced end of the host, ends the task after
-    the current round.
+    """Play and commit a range of episodes in a Ray task.
 
-    Raises as `Player.play`.
+    The task ends after the current step if Ray sends SIGINT or announces the end of the host.
     """
     sys.path += [path for path in task.import_path if path not in sys.path]
     with suppress(OSError):
-        os.chdir(task.here)  # a job's file names are relative to it
+        os.chdir(task.here)  # file names in a job are relative to this folder
     put_record(task.key)
     began, result = time.monotonic(), RangeResult(node=socket.gethostname())
     if task.head is None or _sees_folder(task, result.node):
@@ -139,7 +138,7 @@ def play_range(task: Range) -> RangeResult:
 
 
 def _sees_folder(task: Range, node: str) -> bool:
-    """Return whether this node sees the driver's folder, which may appear late on a shared file system."""
+    """Return whether this node sees the task's folder, which may appear late on a shared file system."""
     if node in task.unseen_by:
         return os.path.isdir(task.part)
     return _wait_until(lambda: os.path.isdir(task.part))
@@ -181,10 +180,9 @@ def _wait_until(check: Callable[[], bool]) -> bool:
 
 @dataclass
 class RayPlayer:
-    """Player of a plan by tasks on a cluster, which store episodes in `folder`. The first task finds the head for
-    `writer`.
+    """Player that plays the episodes of a plan in tasks on a cluster.
 
-    `count` is the number of parallel tasks; by default, as many as fit.
+    `count`: number of parallel tasks; by default, as many as fit.
     """
 
     job: Job
@@ -212,11 +210,11 @@ class RayPlayer:
         self._head: dict[str, Any] | None = None
 
     def play(self) -> Generator[PlayedEpisodes, None, None]:
-        """Yield committed episodes, which are in the manifest, until the plan is complete or a signal arrives.
+        """Yield committed episodes until the plan is complete or a signal arrives.
 
-        Raises as `Player.play`, `DatasetError` if a task cannot write to the folder, and `WorkerTimeoutError` if the
-        first task finds no place. Before an error is raised, the player adopts the episodes of all tasks that end in
-        time.
+        Raises the errors of `Player.play`, `DatasetError` if a task cannot write to the folder, and
+        `WorkerTimeoutError` if the cluster has no resources for the first task. Before raising, the player adopts the
+        episodes of all tasks that end in time.
         """
         errors = list[Exception]()
         try:
@@ -230,18 +228,20 @@ class RayPlayer:
                 for _ in self._end_tasks(errors):
                     pass
             raise
-        finally:  # also after a second Ctrl-C: the cluster may outlive this job
+        finally:  # also after a second Ctrl-C, because the cluster may outlive this job
             for reference in self._tasks:
                 self._ray.cancel(reference, force=True)
-        if self._tasks:  # no task may write to a folder that is removed
+        if self._tasks:  # `_adopt` removes folders, so no task may write
             self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=KILL_TIMEOUT)
         for task in self._tasks.values():
             with suppress(DatasetError):
                 yield from self._adopt(task, RangeResult())
         if self._losses:
-            self.progress.notes.append(f"{self._losses.total()} tasks failed, and what they had was played again")
+            self.progress.notes.append(
+                f"{self._losses.total()} tasks failed, and their uncommitted episodes were played again"
+            )
             nodes = [f"{node} ({count})" for node, count in self._losses.items() if node]
-            self.progress.notes += [f"they ran on the nodes {', '.join(nodes)}"] if nodes else []
+            self.progress.notes += [f"the failed tasks ran on the nodes {', '.join(nodes)}"] if nodes else []
         if errors:
             raise errors[0]
 
@@ -254,7 +254,7 @@ class RayPlayer:
                 raise WorkerTimeoutError(unscheduled(1, self.places, self._options, PLACEMENT_TIMEOUT))
 
     def _end_tasks(self, errors: list[Exception]) -> Iterator[PlayedEpisodes]:
-        """Let the tasks commit whole episodes and end. Adopt their episodes, and append errors to `errors`."""
+        """Let the tasks commit episodes and end, or kill them if the plan is complete. Append errors to `errors`."""
         for reference in self._tasks:
             self._ray.cancel(reference, force=self.plan.is_complete)
         until = time.monotonic() + COMMIT_TIMEOUT * (not self.plan.is_complete)
@@ -265,7 +265,7 @@ class RayPlayer:
                 errors.append(error)
 
     def _start_tasks(self) -> None:
-        """Start tasks. The first task runs alone, to find the head."""
+        """Start tasks. The first task runs alone, because all tasks use its head (dataset.json)."""
         job = self.job
         if job.backend == "auto" and self._head is not None:  # use the first task's measurement
             ran_on = self._head["ran_on"]
@@ -276,8 +276,8 @@ class RayPlayer:
             job = msgspec.structs.replace(job, num_workers=1)  # Ray reserves one CPU
         while len(self._tasks) < (1 if self._head is None else self.places):
             size = self.job.num_envs
-            if not self.plan.waiting:  # after a failure, ranges stay small
-                # One shard's worth, or less, so that all tasks end together.
+            if not self.plan.waiting:  # while episodes are repeated, ranges stay small
+                # Episodes for one shard, or fewer at the end, so that all tasks end together.
                 size = max(size, int(min(self._speed * self.job.shard_seconds, self.plan.left / self.places)))
             numbers = [number for number, _ in islice(self.plan, size)]
             if not numbers:
@@ -318,10 +318,10 @@ class RayPlayer:
             yield from self._handle_lost_nodes()
 
     def _handle_lost_nodes(self) -> Iterator[PlayedEpisodes]:
-        """Hand out the ranges of tasks on lost nodes again.
+        """Give the episodes of tasks on lost nodes back to the plan.
 
-        Ray does not say where a task is before it begins. So if a node was lost since the last check, tasks that have
-        not begun are handed out too.
+        The node of a task is unknown before the task begins. So if a node was lost since the last check, tasks that
+        have not begun are included.
         """
         known, self._dead_nodes = self._dead_nodes, dead_nodes()
         for reference, task in list(self._tasks.items()) if self._dead_nodes else ():
@@ -352,7 +352,7 @@ class RayPlayer:
         self.writer.commit()  # records the failures
 
     def _adopt(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
-        """Move a task's committed episodes into the folder, yield them, and return the rest to the plan."""
+        """Move a task's committed episodes into the folder, and yield them. The plan takes back the others."""
         if (store := self.writer.store) is not None:
             lines, part = list[ShardLine](), os.path.relpath(task.part, self._folder)
             if result.files:
@@ -372,14 +372,14 @@ class RayPlayer:
             if not is_whole:
                 raise DatasetError(
                     f"a task on the node {result.node} has committed {result.episodes} episodes to "
-                    f"{task.part}, and not all of them are seen here: {ADVICE}"
+                    f"{task.part}, and not all of them are seen here: {PLACEMENT_ADVICE}"
                 )
             with suppress(OSError):  # a killed task may still write
                 store.opened.remove(part)
         self.plan.again(self.plan.playing.intersection(task.numbers))
 
     def _compare_head(self, node: str, head: dict[str, Any]) -> None:
-        """Open the folder with the first head. Later heads must match."""
+        """Create the data set with the first task's head. Later heads must have equal spaces and policy."""
         if self._head is None:
             self._head = {**head, "job": as_record(self.job), "ran_on": {**head["ran_on"], "actors": self.places}}
             self.writer.open(self._head)
@@ -387,14 +387,14 @@ class RayPlayer:
         self.progress.notes += [note for note in found if note not in self.progress.notes]
 
     def _record_loss(self, task: Range, reason: str) -> None:
-        """Record the death of a task. Raises `JobFailedError` if an episode has lost too many tasks."""
+        """Record the death of a task. Raises `JobFailedError` if too many tasks with the same episode have died."""
         self._losses[get_record(task.key)] += 1
         remove_record(task.key)
         self._deaths.update(task.numbers)
         if found := sorted(number for number in task.numbers if self._deaths[number] > self.job.ray.max_retries):
             episodes = f"one of the episodes {str(found[:20])[1:-1]}" if len(found) > 1 else f"episode {found[0]}"
             raise JobFailedError(
-                f"{self._deaths[found[0]]} tasks have died while they had {episodes}; the last failure: {reason}. An "
-                'env that ends its process does so; with backend = "shmem" the process is not the task\'s, and the '
-                "episode is skipped and counted"
+                f"{self._deaths[found[0]]} tasks have died while they had {episodes}; the last failure: {reason}. If "
+                'an env ends its process, the task dies too. With backend = "shmem" only a worker process dies, and '
+                "the episode is skipped and counted"
             )

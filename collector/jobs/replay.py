@@ -1,4 +1,4 @@
-"""Replay stored episodes: compare them bit for bit, or render them as videos."""
+"""Replay stored episodes: compare them, or render videos."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
 from collector.jobs.player import Player
 from collector.store.dataset import Dataset
+from collector.store.dataset_folder import writing
 from collector.store.safe_folder import SafeFolder
 from vecenv import ShmemVectorEnv, nest
 
@@ -32,15 +33,16 @@ NO_DISPLAY = (
     "; without a display, envs of MuJoCo and dm_control need MUJOCO_GL=egl, or MUJOCO_GL=osmesa, in the environment"
 )
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
-"""Default drivers of pygame in a rendering worker."""
+"""Default environment of a rendering worker, so that pygame needs no display."""
 
 
 def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: Iterable[str] = ()) -> dict[int, str]:
     """Replay `count` evenly spaced episodes, and compare them with the stored episodes.
 
-    Returns the first difference by episode number; "" if equal. The policy of a repeatable job plays; otherwise the
-    stored actions are repeated. Raises `DatasetError` if no job wrote the folder, and `JobError` if the job needs
-    modules that are not in `allow_import` or carries statistics from one episode to the next.
+    Returns the first difference of each episode, by number; "" if equal. The job's policy acts if the job is
+    repeatable. Otherwise the stored actions are repeated. Raises `DatasetError` if no job wrote the folder, and
+    `JobError` if the job needs modules that are not in `allow_import`, or has a wrapper or transform with running
+    statistics, for example a VecNorm that is not frozen.
 
     Example::
 
@@ -58,9 +60,9 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
     stored = {episode.number: episode for episode in (data[i] for i in sorted(chosen))}
     if not data.head.get("repeatable"):
         with closing(make_env(job)) as env:
-            return {number: difference(episode, repeat_actions(env, episode)) for number, episode in stored.items()}
+            return {number: _repeat_and_compare(env, episode) for number, episode in stored.items()}
     played: dict[int, Episode] = {}
-    # Another device may give other bits.
+    # The same device, because another may give different bits.
     device = "cpu" if data.head.get("device") == "cpu" else device_of_policy(job)
     with Stopping() as stop:
         for each in Player(job, Plan(job.seed, numbers=stored), stop, JobProgress(), device).play():
@@ -71,10 +73,19 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
     return {n: difference(one, columns_of(played[n])) if n in played else failed for n, one in stored.items()}
 
 
+def _repeat_and_compare(env: Any, episode: Episode) -> str:
+    try:
+        return difference(episode, repeat_actions(env, episode))
+    except JobError:
+        raise
+    except Exception as error:
+        return f"its env failed: {type(error).__name__}: {error}"
+
+
 def repeat_actions(env: Any, episode: Episode, on_frame: Any = lambda env: None) -> dict[str, list[Any]]:
     """Repeat an episode's actions in an env. Return lists of observations, rewards and flags.
 
-    `on_frame` is called with the env after the reset and each step. Raises `JobError` without a seed.
+    `on_frame` is called with the env after the reset and each step. Raises `JobError` if the episode has no seed.
     """
     if episode.seed is None:
         raise JobError(f"episode {episode.number} has no seed, so it cannot be played again")
@@ -94,7 +105,7 @@ def repeat_actions(env: Any, episode: Episode, on_frame: Any = lambda env: None)
 
 
 def difference(stored: Episode, played: Mapping[str, Any]) -> str:
-    """Describe the first difference of an episode from replayed rows; "" if equal."""
+    """Describe the first difference between an episode and replayed columns. "" if equal."""
     for step in range(len(stored) + 1):
         for name, rows in played.items():
             if not equal_rows(_row_at(getattr(stored, name), step), _row_at(rows, step)):
@@ -103,7 +114,7 @@ def difference(stored: Episode, played: Mapping[str, Any]) -> str:
 
 
 def equal_rows(stored: Any, other: Any) -> bool:
-    """Return whether rows are equal bit for bit, except zeros and NaN, after a cast to the dtype of `stored`.
+    """Return whether rows are equal after a cast to the dtype of `stored`. NaN equals NaN, and 0.0 equals -0.0.
 
     >>> equal_rows({"a": np.float32(0.1)}, {"a": 0.1}), equal_rows(np.zeros(2), np.ones(2))
     (True, False)
@@ -115,7 +126,10 @@ def equal_rows(stored: Any, other: Any) -> bool:
     if isinstance(stored, tuple):
         return len(stored) == len(other) and all(map(equal_rows, stored, other))
     own = np.asarray(stored)
-    row = np.asarray(other).astype(own.dtype)
+    try:
+        row = np.asarray(other).astype(own.dtype)
+    except (TypeError, ValueError):  # the env has changed, and returns a dict or text
+        return False
     return own.size == row.size and np.array_equal(own.ravel(), row.ravel(), equal_nan=own.dtype.kind == "f")
 
 
@@ -143,9 +157,9 @@ def make_videos(
     """Render episodes as MP4 files in worker processes, and compare each with the stored episode.
 
     `numbers` defaults to the episode with the highest return, `out` to `videos` in `folder`. The env is created with
-    `render_mode="rgb_array"`. Raises `DatasetError` if no job wrote the folder, `ImportError` without imageio, and
-    `JobError` if an episode is missing, the env renders no pictures, or the job needs modules that are not in
-    `allow_import`.
+    `render_mode="rgb_array"`. Raises `DatasetError` if no job wrote the folder or `out` cannot be written,
+    `ImportError` without imageio, and `JobError` if an episode is missing, the env renders no pictures, or the job
+    needs modules that are not in `allow_import`.
 
     Example::
 
@@ -158,7 +172,7 @@ def make_videos(
     if numbers is None:
         numbers = [int(data.numbers[int(np.argmax(data.returns))])] if len(data) else []
     if missing := [number for number in numbers if number not in places]:
-        raise JobError(f"{folder} has no episode {missing[0]}; it has {len(data)}")
+        raise JobError(f"{folder} has no episode {missing[0]}; it has {len(data)} episodes")
     where = (str(data.folder), VIDEOS) if out is None else (os.path.abspath(out), "")
     _open_video_folder(where).close()
     episodes = [data[places[number]] for number in dict.fromkeys(numbers)]
@@ -197,7 +211,7 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
 
         with tempfile.TemporaryDirectory() as scratch:  # ffmpeg needs a path
             path = Path(scratch, name)
-            # By default imageio scales pictures to a multiple of 16.
+            # By default, imageio scales pictures to a multiple of 16.
             options = {"macro_block_size": 1, "codec": "libx264", "pixelformat": "yuv420p"}
             fps = self.env.metadata.get("render_fps") or FPS
             with _import_imageio().get_writer(path, fps=fps, **options) as writer:
@@ -207,8 +221,8 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _open_video_folder(where: tuple[str, str]) -> SafeFolder:
-    """Open the folder for videos without following links inside a data set."""
-    with SafeFolder.make(where[0]) as root:
+    """Open the folder for videos, but follow no links inside an untrusted data set."""
+    with writing(Path(*where), "pass another --out"), SafeFolder.make(where[0]) as root:
         return root.inside(where[1], make=True)
 
 

@@ -1,7 +1,4 @@
-"""Terminal output of a job: progress, final tables, and `info`.
-
-Progress is a bar on a terminal, and plain lines elsewhere (a log file, CI).
-"""
+"""Terminal output of jobs and `info`."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ except ImportError as error:
     raise ImportError("the command line needs rich: pip install 'vecenv[job]'") from error
 
 
-POLICIES = {"mlp": "a network with random weights, not trained", "random": "uniform random actions"}
+POLICY_NOTES = {"mlp": "a network with random weights, not trained", "random": "uniform random actions"}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters, which terminals obey."""
+"""Control characters, which a terminal would execute."""
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -87,11 +84,13 @@ def _figures(state: JobState) -> str:
 
 
 def summary(state: JobState, info: dict[str, Any] | None) -> Group:
-    """Build the final output of a job. `info` is the result of `dataset_info`, if the folder exists."""
+    """Build the final output of a job. `info`: result of `dataset_info`; None if no episode is stored."""
     job, folder = state.job, shlex.quote(str(state.out))
     where = f"{state.workers} workers" if state.workers else "this process"
     where = f"each of {state.actors} tasks" if state.actors else where
-    policy = f"{job.policy}, weights of {job.checkpoint}" if job.checkpoint else POLICIES.get(job.policy, job.policy)
+    policy = (
+        f"{job.policy}, weights of {job.checkpoint}" if job.checkpoint else POLICY_NOTES.get(job.policy, job.policy)
+    )
     rows = [
         *([("folder", str(state.out)), ("status", "not begun"), ("env", job.env)] if info is None else rows_of(info)),
         ("this run", f"{job.num_envs} envs in {where} ({job.backend}), {policy}, on {state.device}"),
@@ -106,7 +105,8 @@ def summary(state: JobState, info: dict[str, Any] | None) -> Group:
     else:
         flags = (f" --allow-import {module}" for module in modules)
         advice = f"Resume with: python -m collector resume {folder}{''.join(flags)}"
-    return Group("Interrupted; collected until then, and kept:", table_of(rows), advice)
+    # `Text`, because Rich would read brackets in a path as markup.
+    return Group("Interrupted; collected until then, and kept:", table_of(rows), Text(advice))
 
 
 def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
@@ -137,7 +137,7 @@ def repeatable_in_words(info: dict[str, Any]) -> str:
 
 
 def table_of(rows: list[tuple[str, str]]) -> Table:
-    """Build a table of names and untrusted texts."""
+    """Build a table. Texts are untrusted, so control characters are replaced."""
     table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -1,10 +1,10 @@
-"""Save and load the statistics of transforms as JSON.
+"""Save and load the running statistics of transforms, such as VecNorm, as JSON.
 
 *Frozen* statistics are stored in the job, and never updated.
 
-*Kept* statistics belong to each env. Their file is replaced before each commit. After a kill between the two, they
-include steps that the resumed job repeats, so such a job is not repeatable. Envs of a restarted worker begin with the
-statistics from the start of the run or vector env.
+*Kept* statistics belong to an env, which updates them. The job writes them to a file before each commit of episodes. If
+a kill prevents the commit, the file already counts steps that the resumed job repeats, so the job is not repeatable. A
+restarted worker's envs begin with the statistics from the start of the vector env.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ States = list[dict[str, Any]]
 
 
 def to_json(state: Any) -> Any:
-    """Convert the state of a transform to JSON types. Floats keep every bit; NaN and infinities become texts.
-
-    Raises TypeError for other values.
+    """Convert the state of a transform to JSON types. Floats keep every bit. NaN and infinities become texts.
 
     >>> to_json({"mean": np.array([0.5, np.inf]), "count": 3.0})
     {'mean': [0.5, 'inf'], 'count': 3.0}
@@ -53,7 +51,7 @@ def to_json(state: Any) -> Any:
 
 
 def from_json(state: Any) -> Any:
-    """Convert the result of `to_json` back, with arrays of int64, float64 and bool. Raises ValueError for ragged lists.
+    """Convert the result of `to_json` back, with arrays of int64, float64 and bool.
 
     >>> from_json({"mean": [0.5, "inf"], "count": 3.0})
     {'mean': array([0.5, inf]), 'count': 3.0}
@@ -67,11 +65,10 @@ def from_json(state: Any) -> Any:
 
 
 def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
-    """Write a transform's statistics to a file that `frozen` in a job can name. An `EnvCreator` whose envs share a
-    VecNorm works too.
+    """Write a transform's statistics to a file for `frozen` in a job.
 
-    The file is the `state_dict` as JSON, written atomically. Raises ValueError without statistics, and OSError if the
-    file cannot be written.
+    `transform` may also be an `EnvCreator` with a shared VecNorm. The file is the `state_dict` as JSON, written
+    atomically. Raises ValueError without statistics, and OSError if the file cannot be written.
 
     Example::
 
@@ -91,14 +88,13 @@ def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load_frozen_statistics(job: Job, folder: Path = Path()) -> Job:
-    """Return the job with the content of its statistics files, which are relative to `folder`. Raises `JobError`."""
+    """Return the job with the content of its statistics files. Paths are relative to `folder`. Raises `JobError`."""
     return msgspec.structs.replace(
         job, transforms=tuple(_load_statistics_file(each, folder) for each in job.transforms)
     )
 
 
 def freeze(transform: Any, call: Call) -> None:
-    """Load frozen statistics into a transform, and end its updates. Raises `JobError` if they do not fit."""
     if not isinstance(call.frozen, FrozenStatistics):
         raise JobError(f"{call.call}: the file {call.frozen!r} was not read; see collector.load_job")
     if not isinstance(transform, Freezable):
@@ -137,7 +133,7 @@ def _load_statistics_file(each: str | Call, folder: Path) -> str | Call:
 
 
 def venv_statistics(venv: Any) -> States | None:
-    """Return the statistics of a job's envs, unless an env has failed."""
+    """Return the statistics of each env, or None if an env has failed."""
     try:
         states = venv.call("state_dict")
     except (VectorEnvError, RuntimeError):

@@ -1,36 +1,36 @@
-"""Policies of collectors: how a policy is called, random actions, keyed noise, and weights.
+"""Policies of collectors.
 
-A policy is a callable. It gets observations `(k, ...)`, a row for each env that steps next, and returns one of:
+A policy is a callable. It gets observations `(k, ...)`, with a row for each env that steps next, and returns one of:
 
-- actions `(k, ...)`. For Dict and Tuple spaces, actions are a dict or tuple of such arrays under the key `action` of a
-  dict, or a list with a dict or tuple per row.
-- a distribution of actions, with `sample` and `log_prob` as in `torch.distributions`. The exploration type selects a
-  sample, the mode or the mean.
+- actions `(k, ...)`. For Dict and Tuple spaces: a list of k actions, or `{"action": a}` with a dict or tuple of arrays.
+- a distribution of actions, with `sample` and `log_prob` as in `torch.distributions`. The collector's
+  `exploration_type` selects a sample, the mode or the mean.
 - a dict with `action` (as above) and more outputs `(k, ...)` to store.
 - a tuple: the action, then more outputs, stored as `output1`, `output2`, ...
 
-A `torch.nn.Module` gets tensors, and so does any policy with a policy device. Other policies get numpy arrays. Every
-policy may return tensors or arrays. Outputs are stored without gradients, and bfloat16 as float32.
+A `torch.nn.Module` gets tensors, and so does any policy if the collector has a `policy_device`. Other policies get
+numpy arrays. Every policy may return tensors or arrays. Batches store outputs without gradients, and bfloat16 as
+float32.
 
-Modules of tensordict get a `TensorDict`, and so does a policy with a single argument named `tensordict` or `td`, or
-with a first argument annotated as `TensorDict` or `TensorDictBase`. Such policies get no infos.
+Modules of tensordict get a `TensorDict` and no infos. So does a policy without a second required parameter, if the
+first is named `tensordict` or `td`, or is annotated as `TensorDict` or `TensorDictBase`.
 
 Other policies get arguments by the names of their parameters:
 
 - Keys of a dict observation: if all required parameters are keys, the policy gets these entries. Otherwise the first
   parameter is the whole observation.
-- `env_id`: ids of the envs of the rows, int64 `(k,)`.
-- `state`: the `state` that the policy returned for these envs in the previous step, in a dict or as second value of a
-  pair. A state is a tree of `(k, ...)` arrays or tensors. When an episode begins, the state is a row of
-  `policy.initial_state(k)`. Without this method the state is zeros, and the policy is called once with `state=None` to
-  learn their shapes. Random generators are then restored.
-- an entry of `info_keys`: this entry of the info that came with the observation, `(k, ...)`, in the dtype of `extras`.
-  Rows without the entry are zero. The argument is `None` until an info has the entry.
+- `env_id`: the env of each row, int64 `(k,)`.
+- `state`: the recurrent state, an array or tensor `(k, ...)`, or a dict or tuple of these. The policy returns
+  `{"action": ..., "state": ...}` or `(action, state)`, with the new state. When an episode begins, the state is a row
+  of `policy.initial_state(k)`, or zeros without this method. To learn the shapes of the zeros, the collector makes a
+  first call with `state=None`, and then restores random generators.
+- a name in the collector's `info_keys`: this entry of the infos, `(k, ...)`, in the dtype of `batch.extras`. Rows
+  without the entry are zero. The argument is `None` until an info has the entry.
 - `info`: the infos of the observations, an object array of dicts `(k,)`, which the policy must not change.
 
-If names collide, keys of the observation come first, then `state`, `env_id` and `info`, then `info_keys`.
+If a name has several meanings, observation keys have priority, then `state`, `env_id` and `info`, then `info_keys`.
 
-The number of rows changes from call to call, because envs that are being reset have no row. So if a policy draws from
-one random stream, its actions depend on which envs step together. `RandomPolicy` has a stream per env. With
-`episode_seeds`, all envs have rows in every round, and random actions and samples depend on the episode and the step.
+Envs that are being reset have no row. So if a policy draws from one random stream, its actions depend on which envs
+step together. `RandomPolicy` has a stream per env. With `episode_seeds`, every call has rows for all envs, and random
+actions and samples depend only on job seed, episode and step.
 """

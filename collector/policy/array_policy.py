@@ -1,4 +1,4 @@
-"""`ArrayPolicy`: calls a policy on arrays. `OutputCheck`: checks the outputs against the action space."""
+"""Policies on numpy arrays."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from vecenv import nest
 from vecenv.extending import add_note, cast_exactly
 from vecenv.nest import as_array
 
-Layout = dict[str, RowLayout]
+OutputLayout = dict[str, RowLayout]
 
 
 class ArrayPolicy(CollectorPolicy):
-    """Calls a policy on arrays, and checks the outputs.
+    """Policy on numpy arrays.
 
-    clock: measures policy, transfers and checks. threads: the collector's `policy_threads`. columns: makes arrays of
-        infos, or `None`.
+    columns: converter of info entries, or `None`. `clock` and `threads`: see `make_policy`.
     """
 
     def __init__(
@@ -49,11 +48,13 @@ class ArrayPolicy(CollectorPolicy):
         return self.outputs(obs, env_ids, infos)
 
     def outputs(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray, stepping: np.ndarray | None = None) -> Outputs:
-        """Return the checked outputs for rows of these envs.
+        """Call the policy with a row per env of `env_ids`, and return the checked outputs.
 
         infos: latest info of every env. stepping: the envs that step, or `None` for all.
         """
         call: PolicyCall = self._call
+        if call is None:
+            raise RuntimeError("the collector was shut down during this batch, for example by a step hook")
         if call.state is not None and not call.state.is_known:
             self._learn_state(call.state, obs, env_ids, infos)
         obs = self._placed(obs)
@@ -79,7 +80,7 @@ class ArrayPolicy(CollectorPolicy):
         return outputs
 
     def begin(self, env_ids: Any) -> None:
-        if self._call.state is not None:
+        if self._call is not None and self._call.state is not None:
             self._call.state.begin(env_ids)
 
     def batch(self, wanted: ExplorationType) -> AbstractContextManager[None]:
@@ -97,7 +98,7 @@ class ArrayPolicy(CollectorPolicy):
             yield
 
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Call a policy for the first time, to learn its layout. Random generators are restored."""
+        """Call the policy once to learn `layout`, and restore random generators."""
         if not self._check.returned:
             with restored_generators():
                 self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into its inputs
@@ -105,7 +106,7 @@ class ArrayPolicy(CollectorPolicy):
             check_policy_names(self.layout)
 
     def _learn_state(self, state: RecurrentState, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        state.is_known = True  # prevents endless recursion
+        state.is_known = True  # first, so that `outputs` does not call this again
         try:
             with restored_generators():
                 self.outputs(nest.map(np.copy, obs), env_ids, infos)
@@ -125,7 +126,7 @@ class ArrayPolicy(CollectorPolicy):
 
 
 def _infos_of(env_ids: np.ndarray, infos: np.ndarray) -> np.ndarray:
-    """Return the infos of these rows. As with observations, padding and envs without an episode show another env's."""
+    """Return an info per row. Padding and envs without an episode get another env's info."""
     found: np.ndarray = infos[np.minimum(env_ids, len(infos) - 1)]
     if any(info is None for info in found):
         known: Any = next((info for info in infos if info is not None), {})
@@ -135,19 +136,18 @@ def _infos_of(env_ids: np.ndarray, infos: np.ndarray) -> np.ndarray:
 
 class OutputCheck:
     def __init__(self, env: Any) -> None:
-        self.layout: Layout = {}
-        """Row shape and dtype of each output, without actions that are trees."""
-        self.returned: Layout = {}
-        """Row shape and dtype of each output, before casts."""
+        self.layout: OutputLayout = {}
+        self.returned: OutputLayout = {}
+        """Row shape and dtype of each output, before casts to the action space."""
         self.expected = action_layouts(env.action_space)
-        """Row shape and dtype of each leaf of the actions. Empty if envs differ."""
+        """Row shape and dtype of each array of an action. Empty if envs differ."""
         self._last: Any = None
         self._to_cast: list[str] = []
         self._space: Any = env.action_space[0]
         self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
 
     def __call__(self, outputs: Outputs, rows: int) -> Outputs:
-        """Return the outputs with actions in the form of the space. Raises `ValueError` or `TypeError`."""
+        """Return the outputs, with actions in the structure and dtype of the action space, or raise."""
         form = rows, {name: (values.shape, values.dtype) for name, values in outputs.items()}
         if form != self._last:
             self._check(outputs, rows)
@@ -160,7 +160,7 @@ class OutputCheck:
         return outputs
 
     def flatten_actions(self, outputs: dict[Any, Any]) -> dict[str, Any]:
-        """Return the outputs with an entry per leaf of Dict or Tuple actions."""
+        """Replace Dict or Tuple actions by an entry per array, such as `action['move']`."""
         if not self._is_tree:
             return outputs
         action = outputs.pop("action")
@@ -199,7 +199,7 @@ class OutputCheck:
         }
 
     def _cast(self, name: str, action: np.ndarray) -> np.ndarray:
-        """Cast actions as the envs would, so that batches store the executed actions."""
+        """Cast actions to the action space, because batches store the actions that envs execute."""
         shape, dtype = self.expected[name]
         cast = action if action.dtype == dtype else cast_exactly(action, dtype)
         if cast is None or (action.dtype.kind == "f" and dtype.kind != "f"):

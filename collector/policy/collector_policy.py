@@ -1,4 +1,4 @@
-"""`CollectorPolicy`: the interface between a loop and a policy. `RandomActions`: random actions."""
+"""Interface of policies for collectors."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ Outputs = dict[str, np.ndarray]
 
 class CollectorPolicy(ABC):
     module: Any = None
-    """Network that is called, or `None`. A copy if it was moved to another device."""
+    """The user's policy, or its copy on another device, if the policy is a torch module; else `None`."""
     noise: KeyedNoise | None = None
-    """Source of randomness with `episode_seeds`."""
+    """Source of random numbers if the collector has `episode_seeds`."""
+    keeps_inputs = True
+    """False if the policy never keeps or changes observations. Then these may be views of the arena."""
     layout: Mapping[str, RowLayout] = {}
-    """Row shape and dtype of each output, without actions that are trees."""
+    """Row shape and dtype of each output except Dict and Tuple actions."""
 
     @abstractmethod
     def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> Outputs:
         """Return the outputs for these envs by name: arrays `(k, ...)`, including `action`.
 
-        The arrays may be views of `obs`, valid until the envs step. `infos` `(N,)`: latest info of every env. With
-        `noise`, `obs` has a row for every env. Raises `ValueError` or `TypeError` for outputs that do not fit.
+        The arrays may be views of `obs`, so they are valid until the envs step. `infos` `(N,)`: latest info of every
+        env. With `noise`, `obs` has rows for all envs. Raises `ValueError` or `TypeError` for outputs that do not fit.
         """
 
     def begin(self, env_ids: Any) -> None:  # noqa: B027  optional
@@ -43,16 +45,16 @@ class CollectorPolicy(ABC):
         return nullcontext()
 
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:  # noqa: B027  optional
-        """Learn the layout of the outputs."""
+        """Learn `layout` before the first call."""
 
     def close(self) -> None:  # noqa: B027  optional
         """Release memory on devices."""
 
 
 class RandomActions(CollectorPolicy):
-    """Draws the actions of a `RandomPolicy`, and respects action masks in infos and observations.
+    """Actions of a `RandomPolicy`, with action masks from infos and observations.
 
-    instead_of: the policy that is replaced. Its other outputs are stored as zeros.
+    instead_of: the policy that random actions replace. Its outputs except `action` are stored as zeros.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class RandomActions(CollectorPolicy):
         instead_of: CollectorPolicy | None = None,
     ) -> None:
         self.policy, self.noise, self._clock, self._instead_of = policy, noise, clock, instead_of
+        self.keeps_inputs = type(policy) is not RandomPolicy
 
     def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> Outputs:
         if self._instead_of is not None:

@@ -1,8 +1,8 @@
-"""`KeyedNoise`: random numbers for a policy that depend only on job seed, episode and step.
+"""Keyed random numbers of policies: a number depends only on job seed, episode and step.
 
-Random actions come from the action space, seeded at the start of an episode. Samples of torch's distributions are
-uniform numbers, transformed by the inverse distribution function. The uniform numbers are float64 and computed on the
-host, so that equal parameters give equal samples on every device.
+Random actions come from the action space, seeded for each episode. Samples of torch's distributions are uniform
+numbers, transformed by the inverse distribution function. The numbers are float64 and computed on the host, so
+that equal parameters give equal samples on every device.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ T = TypeVar("T")
 MAX_STEPS_AHEAD = 16
 MAX_BLOCK_SIZE = 4096
 UNKNOWN_RANDOMNESS = (
-    "the randomness of the policy is unknown: return a distribution, or declare that its actions follow from its "
-    "inputs alone, by the attribute repeatable = True of the policy"
+    "the randomness of the policy is unknown: return a distribution. If actions depend only on the inputs, set "
+    "policy.repeatable = True for a job"
 )
 
 
 class KeyedNoise:
-    """Draws random numbers for the rows of a policy's batch.
+    """Random numbers for the rows of a policy's input.
 
-    The loop writes the episode and the step of each row into `numbers` and `steps`, int64 `(rows,)`.
+    The collector writes each row's episode and step into `numbers` and `steps`, int64 `(rows,)`.
     """
 
     def __init__(self, job_seed: int, rows: int) -> None:
         self.job_seed = job_seed
         self.reason = ""
-        """Reason why an action was not keyed, or "". Modes, means and samples of known families are keyed."""
+        """Reason why an action was not keyed, or ""."""
         self.resize(rows)
         self._policy: RandomPolicy | None = None
 
@@ -56,7 +56,7 @@ class KeyedNoise:
     def resize(self, rows: int) -> None:
         self.numbers = np.full(rows, -1)
         self.steps = np.zeros(rows, np.int64)
-        # Uniform numbers (rows, steps, words) for the next steps, and the number of steps that used them.
+        # `_block`: uniform numbers (rows, steps, words). `_used_steps`: number of steps that used it.
         self._rows, self._block, self._used_steps = np.arange(rows), np.zeros((rows, 0, 0)), 0
         self._block_numbers, self._block_steps = b"", self.steps
 
@@ -64,10 +64,8 @@ class KeyedNoise:
         if self._policy is not None:
             self._policy.seed(env_ids, [action_seed(self.job_seed, each) for each in self.numbers[env_ids].tolist()])
 
-    # Random actions.
-
     def seed_random(self, policy: RandomPolicy, action_spaces: Any) -> None:
-        """Seed this policy with each episode. Raises `TypeError` if action spaces differ."""
+        """Let each `begin` seed this policy. Raises `TypeError` if action spaces differ."""
         for env_id, space in enumerate(action_spaces):
             if space != action_spaces[0]:
                 raise TypeError(
@@ -78,10 +76,8 @@ class KeyedNoise:
         ids = np.arange(len(action_spaces))
         policy.seed(ids, [action_seed(self.job_seed, each) for each in self.numbers[ids].tolist()])
 
-    # What a policy draws.
-
     def watch(self, call: Callable[[], T]) -> T:
-        """Call a policy. If it draws from a global generator, for example in dropout, it is not keyed."""
+        """Call a policy. If it draws from a global generator (as dropout does), record that actions are not keyed."""
         before = _generator_states()
         returned = call()
         if before != _generator_states():
@@ -90,21 +86,22 @@ class KeyedNoise:
 
     @contextmanager
     def watch_state(self, policy: Any) -> Iterator[None]:
-        """Watch a batch. A policy that changes itself depends on earlier episodes, so it is not keyed."""
+        """Watch a batch. If the policy changes itself, actions depend on earlier episodes, so they are not keyed."""
         before = marks_of(policy)
         yield
         if before is not None and marks_of(policy) != before:
             self.not_keyed("the policy changes itself while it acts (training mode, a counter or a normaliser)")
 
     def uniforms(self, words: int) -> np.ndarray:
-        """Return numbers between 0 and 1, float64 `(rows, words)`, the same in each call of a step."""
+        """Return numbers between 0 and 1, float64 `(rows, words)`, equal for all calls in a step."""
         ahead = self.steps - self._block_steps
         if (
             self._block.shape[2] != words
             or self.numbers.tobytes() != self._block_numbers
             or ahead.view(np.uint64).max() >= self._block.shape[1]  # negative numbers are large as uint64
         ):
-            # Numpy draws hundreds of numbers as fast as a few, but each new episode wastes the rest of the block.
+            # A large block takes numpy hardly longer, but a new episode discards it. So `count` doubles the
+            # steps used of the last block.
             count = max(
                 1, min(2 * self._used_steps, MAX_STEPS_AHEAD, MAX_BLOCK_SIZE // max(1, len(self._rows) * words))
             )
@@ -117,7 +114,7 @@ class KeyedNoise:
         return drawn
 
     def choose(self, action: Any, wanted: ExplorationType) -> Any:
-        """Choose as `policy_call.choose`, but sample known distributions with this noise."""
+        """Call `policy_call.choose`, but draw samples of known distributions from this noise."""
         if is_distribution(type(action)):  # type: ignore[arg-type]
             if wanted is not ExplorationType.RANDOM:
                 return choose(action, wanted)
@@ -125,18 +122,19 @@ class KeyedNoise:
                 return sample
         if is_distribution(type(action)):  # type: ignore[arg-type]
             self.not_keyed(f"samples of {type(action).__name__} are drawn by torch")
-        else:  # or distributions in a dict or tuple
+        else:  # arrays, or distributions in a dict or tuple
             self.not_keyed(UNKNOWN_RANDOMNESS)
         return choose(action, wanted)
 
     def sample(self, distribution: Any) -> torch.Tensor | None:
-        """Sample a distribution with a row for each row of the noise, in its shape, dtype and device.
+        """Return a sample in the shape, dtype and device of a distribution with `len(self.numbers)` rows.
 
-        Returns `None` except for `Categorical`, `OneHotCategorical`, `Bernoulli` and `Normal`, also within
-        `Independent` and `TransformedDistribution`. Raises `ValueError` for NaN probabilities.
+        Known distributions are `Categorical`, `OneHotCategorical`, `Bernoulli`, `Normal`, and `Independent` and
+        `TransformedDistribution` of these. Returns `None` for others. Raises `ValueError` for probabilities
+        that are NaN or all zero.
         """
         if tuple(getattr(distribution, "batch_shape", ())[:1]) != self.numbers.shape:
-            return None  # `OutputCheck` refuses the sample later
+            return None  # a wrong number of rows, which `OutputCheck` refuses
         found = self._sample(distribution)
         return None if found is None else found[0].to(found[1])
 
@@ -180,7 +178,7 @@ class KeyedNoise:
         total = sums[..., -1:]
         if not total.min() > 0:
             _checked(total, total > 0)
-        # Below the total, so that a trailing index of probability zero is never chosen.
+        # If the product rounds up to the total, the index would be too large.
         at = np.minimum(self._unit(probs.shape[:-1])[..., None] * total, np.nextafter(total, 0.0))
         indices: torch.Tensor = sys.modules["torch"].from_numpy(np.add.reduce(sums <= at, -1, np.int64))
         return indices.to(probs.device)
@@ -216,7 +214,6 @@ def _checked(values: np.ndarray, valid: Any) -> np.ndarray:
 
 @contextmanager
 def restored_generators() -> Iterator[None]:
-    """Restore the global random generators afterwards."""
     torch = sys.modules.get("torch")
     devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
     states = random.getstate(), np.random.get_state()
@@ -231,17 +228,17 @@ def restored_generators() -> Iterator[None]:
 def marks_of(policy: Any) -> list[tuple[str, Any]] | None:
     """Return a mark for each value that a policy may carry from call to call. Equal marks mean equal values.
 
-    Values are buffers, weights, and attributes that are arrays, tensors, numbers or random generators. Returns `None`
+    Values are buffers, weights, and attributes that are arrays, tensors, numbers or random generators. Return `None`
     for a lazy module without parameters.
     """
-    holder = getattr(policy, "__self__", policy)  # of a bound method
+    holder = getattr(policy, "__self__", policy)  # the object of a bound method
     marks = []
     for part in holder.modules() if is_module(holder) else [holder]:
         own = getattr(part, "__dict__", {})
         for name, value in own.get("_parameters", {}).items():
             if hasattr(value, "materialize"):
                 return None
-            if value is not None:  # torch counts changes, and hashing weights is slow
+            if value is not None:  # torch's count of changes, because hashing weights is slow
                 marks.append((name, (value.data_ptr(), value) if value.is_inference() else change_count(value)))
         marks += [(name, _mark(value)) for name, value in [*own.items(), *own.get("_buffers", {}).items()]]
     return marks

@@ -1,4 +1,4 @@
-"""`KeyedPolicy`: a policy whose randomness depends only on job seed, episode and step."""
+"""`KeyedPolicy`: policy with keyed random numbers (see keyed_noise.py)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from vecenv import nest
 
 
 class KeyedPolicy(CollectorPolicy):
-    """Calls another policy with a row for every env, and detects other sources of randomness.
+    """Policy that gets a row for every env. Detects randomness that does not come from `noise`.
 
-    original: the user's policy, on its device. rows: ids of the rows of a call: the envs, then padding.
+    original: the user's policy, on its device. rows: ids of the envs, then numbers of padding rows.
     """
 
     def __init__(self, policy: ArrayPolicy, original: Any, noise: KeyedNoise, rows: np.ndarray) -> None:
         self._policy, self._original, self.noise, self._rows = policy, original, noise, rows
-        self.module = policy.module
+        self.module, self.keeps_inputs = policy.module, policy.keeps_inputs
         self._is_watched = False
-        """True after the first call of a batch, which is checked for global generators."""
+        """True after the first call of a batch, the only call that `noise.watch` checks."""
 
     @property
     def layout(self) -> Mapping[str, RowLayout]:  # type: ignore[override]
@@ -38,7 +38,7 @@ class KeyedPolicy(CollectorPolicy):
         some = stands = len(env_ids) < env_num
         if len(rows) > env_num:  # the padding repeats the last env's row
             obs, some = nest.take(obs, np.minimum(rows, env_num - 1)), True
-        # Only envs that step change their recurrent state.
+        # Envs that do not step keep their recurrent state.
         call = partial(self._policy.outputs, obs, rows, infos, env_ids if stands else None)
         assert self.noise is not None
         outputs: Outputs = call() if self._is_watched else self.noise.watch(call)
@@ -58,7 +58,7 @@ class KeyedPolicy(CollectorPolicy):
             yield
 
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Learn the layout by an additional call, which does not affect `noise.reason`."""
+        """Learn `layout` by a first call, which does not affect `noise.reason`."""
         if not self._policy.layout:
             assert self.noise is not None
             reason, self._is_watched = self.noise.reason, True

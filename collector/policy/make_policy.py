@@ -1,4 +1,4 @@
-"""`make_policy`: wraps the user's policy into the `CollectorPolicy` that a loop calls."""
+"""Wrap the user's policy in a `CollectorPolicy`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Options = bool | dict[str, Any]
 
 
 KERNELS_MAY_DIFFER = (
-    "the math library may choose other kernels for other rows of a batch: set MKL_CBWR=COMPATIBLE before Python starts"
+    "the math library may compute a row differently at another place in a batch: set MKL_CBWR=COMPATIBLE before Python "
+    "starts"
 )
 
 
@@ -40,7 +41,7 @@ def make_policy(
 ) -> CollectorPolicy:
     """Return the policy of a collector.
 
-    policy: `None` for random actions. clock: measures policy, transfers and checks. job_seed: seed of the job with
+    policy: `None` for random actions. clock: measures policy, transfers and checks. job_seed: seed of keyed noise, with
         `episode_seeds`. Other arguments: `policy_device`, `policy_threads`, `compile_policy`, `cudagraph_policy` and
         `info_keys` of the collector.
     """
@@ -80,9 +81,7 @@ def make_policy(
 
 
 def _device_of(policy: Policy, device: Any, cudagraph: bool) -> Any:
-    """Return `device`, or by default the device of the policy's parameters. Raises `ValueError` if a graph needs
-    CUDA.
-    """
+    """Return `device`, by default the parameters' device. Raises `ValueError` if `cudagraph` needs a CUDA device."""
     from collector.device.tensors import resolve_device, tensors_of, torch
 
     home = next((tensor.device for tensor in tensors_of(policy)), torch.device("cpu"))
@@ -96,7 +95,7 @@ def _device_of(policy: Policy, device: Any, cudagraph: bool) -> Any:
 
 
 def _rows_of_a_batch(noise: KeyedNoise, env_num: int, knows_ids: bool, target: Any) -> np.ndarray:
-    """Return the row ids of a call, padded so that rows do not affect each other."""
+    """Return the ids of a call's rows, padded so that outputs do not depend on a row's position."""
     from collector.device.math_libraries import full_rows, rows_are_exact
 
     # Padding rows have no valid env id, so a policy with `env_id` gets no padding.
@@ -114,7 +113,7 @@ def random_actions(
     noise: KeyedNoise | None,
     instead_of: CollectorPolicy | None = None,
 ) -> RandomActions:
-    """Return the policy of random actions. Raises `TypeError` if a space cannot be sampled."""
+    """Return random actions. Raises `TypeError` if a space cannot be sampled."""
     policy = RandomPolicy(env.action_space) if policy is None else policy
     if noise is not None:
         noise.seed_random(policy, env.action_space)

@@ -15,11 +15,11 @@ except ImportError as error:
 
 
 class MLPPolicy(nn.Module):
-    """Network with two hidden layers of tanh units. Returns a distribution of actions.
+    """Network with two hidden layers of `hidden` tanh units. Returns a distribution of actions.
 
     Observations: Box (flattened, uint8 scaled to 0..1) or Discrete (one-hot). Actions: Discrete, or a bounded float Box
-    (a normal distribution, squashed into the bounds). torch's global generator draws the weights. Raises TypeError for
-    other spaces.
+    (a normal distribution, squashed into the bounds). Raises TypeError for other spaces. torch's global generator draws
+    the initial weights.
 
     Example::
 
@@ -49,7 +49,7 @@ class MLPPolicy(nn.Module):
         self.net = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
     def forward(self, obs: torch.Tensor) -> distributions.Distribution:
-        """Return the distribution of a batch of actions for a batch of observations."""
+        """Return the distribution of actions for a batch of observations."""
         observation_space, action_space = self._spaces
         if isinstance(observation_space, spaces.Discrete):
             indices = obs.long() - int(observation_space.start)
@@ -72,7 +72,7 @@ class MLPPolicy(nn.Module):
 
 
 class _Transformed(distributions.TransformedDistribution):
-    """TransformedDistribution with a `mode`: the transformed mode of the base distribution."""
+    """TransformedDistribution with the transformed `mode` of the base distribution."""
 
     @property
     def mode(self) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""`PolicyCall`: calls a policy by the names of its parameters, and reads the actions from its output."""
+"""Call a policy by the names of its parameters, and read the actions from its output."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.batch.conversions import copy_of
+from collector.policy.weights import is_module
 from vecenv import nest
 
 Policy = Callable[..., Any]
 
 
 class ExplorationType(enum.Enum):
-    """The value taken from a distribution that a policy returns (names as in torchrl).
+    """Value to take from a distribution that a policy returns (names as in torchrl).
 
     RANDOM is a sample, MODE the most likely action, and MEAN the mean, for continuous actions.
     """
@@ -33,12 +34,11 @@ class ExplorationType(enum.Enum):
 
 
 _current: ContextVar[tuple[ExplorationType | None, bool]] = ContextVar("exploration_type", default=(None, False))
-"""The type, and whether it comes from `set_exploration_type`."""
+"""Exploration type, and whether it comes from `set_exploration_type`."""
 
 
 def exploration_type() -> ExplorationType | None:
-    """Return the exploration type of the current collection, or `None`. For policies that explore without a
-    distribution.
+    """Return the exploration type in effect, or `None`. For policies that explore by themselves.
 
     >>> with set_exploration_type(ExplorationType.MODE):
     ...     exploration_type()
@@ -48,7 +48,7 @@ def exploration_type() -> ExplorationType | None:
 
 
 def set_exploration_type(wanted: ExplorationType) -> AbstractContextManager[None]:
-    """Override the exploration type of collectors inside of `with`::
+    """Override the exploration type of collectors in the `with` block::
 
         with set_exploration_type(ExplorationType.MODE):
             stats = collector.collect(n_episode=10)
@@ -59,7 +59,7 @@ def set_exploration_type(wanted: ExplorationType) -> AbstractContextManager[None
 
 
 def requested_exploration_type() -> ExplorationType | None:
-    """Return the type of the surrounding `set_exploration_type`, or `None`, as during a collection."""
+    """Return the type from `set_exploration_type`, or `None` if a collection has replaced it."""
     wanted, requested = _current.get()
     return wanted if requested else None
 
@@ -87,14 +87,14 @@ def as_exploration_type(wanted: ExplorationType, mode: str | None) -> Exploratio
 
 @lru_cache
 def is_distribution(kind: type) -> bool:
-    """Return whether this is a distribution's type. Cached, because failed lookups on tensors are slow."""
+    """Return whether `kind` is a distribution. The cache avoids slow failed lookups on tensors."""
     return hasattr(kind, "sample") and hasattr(kind, "log_prob")
 
 
 def _prefers_rsample(distribution: Any) -> bool:
-    """Return whether this is a torch distribution that is built on `Normal`.
+    """Return whether this is a torch distribution built on `Normal`.
 
-    Its `sample` waits for the device, which a CUDA graph cannot do. `rsample` draws the same numbers without waiting.
+    Its `sample` waits for the device, which fails in a CUDA graph. `rsample` draws the same numbers without waiting.
     """
     while has_torch_sampling(type(distribution)):  # type: ignore[arg-type]
         if type(distribution).__name__ == "Normal":
@@ -110,7 +110,7 @@ def has_torch_sampling(kind: type) -> bool:
 
 
 def choose(action: Any, wanted: ExplorationType) -> Any:
-    """Take an action from each distribution in `action`. Raises `ValueError` if it has no mode or mean."""
+    """Take an action from each distribution. Raises `ValueError` if a distribution lacks `wanted`."""
     if isinstance(action, (dict, tuple)):
         return nest.map(lambda leaf: choose(leaf, wanted), action)
     if not is_distribution(type(action)):  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ Choose = Callable[[Any, ExplorationType], Any]
 
 class Signature(NamedTuple):
     keys: tuple[str, ...] = ()
-    """Entries of a dict observation. Empty: the whole observation."""
+    """Entries of a dict observation to pass. Empty: pass the whole observation."""
     state: bool = False
     env_id: bool = False
     info: bool = False
@@ -139,20 +139,34 @@ class Signature(NamedTuple):
     tensordict: bool = False
 
 
+def original_of(policy: Policy) -> Policy:
+    """Return the module inside of `torch.compile(module)`, DataParallel and DistributedDataParallel.
+
+    Only the module has the policy's signature, because these wrappers take any arguments.
+    """
+    inner: Any = policy
+    while is_module(inner):
+        policy = inner
+        is_parallel = type(policy).__name__ in ("DataParallel", "DistributedDataParallel")
+        inner = getattr(policy, "module" if is_parallel else "_orig_mod", None)
+    return policy
+
+
 def signature_of(
     policy: Policy, observation_space: spaces.Space[Any] | None, info_keys: Sequence[str] = ()
 ) -> Signature:
-    """Read the signature of a policy. Raises `TypeError` if a required parameter has no source."""
-    tensordict = sys.modules.get("tensordict")  # never imported here
+    """Read the signature of a policy. Raises `TypeError` for an unknown required parameter."""
+    policy = original_of(policy)
+    tensordict = sys.modules.get("tensordict")  # a policy of tensordict has imported it
     if tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase):
         return Signature(tensordict=True)
     try:
         parameters = inspect.signature(getattr(policy, "forward", policy)).parameters
-    except (TypeError, ValueError):  # written in C
+    except (TypeError, ValueError):  # a callable written in C
         return Signature()
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     keys = set(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else set()
-    state = "state" in parameters and named[0].name != "state" and "state" not in keys
+    state = "state" in [p.name for p in named[1:]] and "state" not in keys
     env_id = "env_id" in parameters and "env_id" not in keys
     info = "info" in [p.name for p in named[1:]] and "info" not in keys
     special = {name for name, is_special in (("state", state), ("env_id", env_id), ("info", info)) if is_special}
@@ -164,10 +178,11 @@ def signature_of(
     if required and keys.issuperset(required):
         return Signature(tuple(required), state, env_id, info, tuple(of_infos))
     if len(required) > 1:
-        known = f"they are a dict with the keys {sorted(keys)}" if keys else "they are one argument"
+        known = f"a dict with the keys {sorted(keys)}" if keys else "one argument"
         raise TypeError(
-            f"Arguments to policy.forward are incompatible with the observations: it needs {required}, {known}; "
-            f"entries of infos are passed if info_keys names them, and info_keys is {tuple(info_keys)}"
+            f"Arguments to policy.forward are incompatible with the observations: the policy needs {required}, but "
+            f"observations are {known}; entries of infos are passed if info_keys names them, and info_keys is "
+            f"{tuple(info_keys)}"
         )
     return Signature((), state, env_id, info, tuple(of_infos))
 
@@ -179,7 +194,7 @@ def _is_tensordict(parameter: inspect.Parameter) -> bool:
 
 
 def read_output(output: Any, exploration: ExplorationType, pick: Choose = choose) -> dict[str, Any]:
-    """Return a policy's output as a dict. Raises `TypeError` for a dict without `action`."""
+    """Return a policy's outputs by name. Raises `TypeError` for a dict without `action`."""
     if isinstance(output, tuple):
         output = {("action" if i == 0 else f"output{i}"): value for i, value in enumerate(output)}
     if not isinstance(output, dict):
@@ -193,7 +208,7 @@ def read_output(output: Any, exploration: ExplorationType, pick: Choose = choose
 
 
 class PolicyCall:
-    """Calls a policy with the arguments of its signature, on arrays or tensors.
+    """Call of a policy with the arguments of its signature.
 
     rows: maximum number of rows. pick: takes an action from a distribution. compile, cudagraph: keyword arguments for
         `torch.compile` and tensordict's `CudaGraphModule`, or `None`.
@@ -211,10 +226,10 @@ class PolicyCall:
     ) -> None:
         self.exploration = exploration
         self.wants_rows = signature.state or signature.env_id or bool(signature.info_keys)
-        """True if `inputs` are `(observations, rows_of(...), entries of infos)`."""
+        """True if a call's `inputs` are `(observations, rows_of(...), entries of infos)`."""
         self.takes_info = signature.info
         self.infos: Any = None
-        self.state = RecurrentState(policy, rows) if signature.state else None
+        self.state = RecurrentState(original_of(policy), rows) if signature.state else None
         self._signature, self._pick = signature, pick
         if signature.info and (compile is not None or cudagraph is not None):
             raise ValueError(
@@ -256,14 +271,14 @@ class PolicyCall:
         return read_output(output, self.exploration, self._pick)
 
     def _graphed(self, policy: Policy, rows: int, options: dict[str, Any]) -> Policy:
-        """Return a CUDA graph per exploration type, for rounds of all rows."""
+        """Return a policy with a CUDA graph per exploration type. Calls with fewer than `rows` rows use no graph."""
         try:
             from tensordict.nn import CudaGraphModule
         except ImportError as error:
-            raise ImportError("cudagraph_policy needs tensordict: pip install 'vecenv[torch]' tensordict") from error
+            raise ImportError("cudagraph_policy needs tensordict: pip install 'vecenv[tensordict]'") from error
         graphs: dict[ExplorationType, Any] = {}
 
-        def decide(*args: Any, **named: Any) -> dict[str, Any]:  # a graph can only return tensors
+        def decide(*args: Any, **named: Any) -> dict[str, Any]:  # a graph cannot return distributions
             output = policy(*args, **named)
             return read_output(output if self.state is None else _with_state(output), self.exploration)
 
@@ -281,8 +296,8 @@ class PolicyCall:
 class RecurrentState:
     """State of a recurrent policy: a row per env, on the policy's device.
 
-    A call has three steps: `rows`, `recall` and `keep`. The result of `rows` is moved to the device with the
-    observations, because a separate transfer would block.
+    A call of the policy uses `rows`, `recall` and `keep`, in this order. The result of `rows` moves to the device with
+    the observations, because a separate transfer would block.
     """
 
     def __init__(self, policy: Policy, env_num: int) -> None:
@@ -292,16 +307,15 @@ class RecurrentState:
         self._begun = np.ones(env_num, np.bool_)
         self._state: Any = None
         self.is_known = self._initial is not None
-        """True if no call with `state=None` is needed."""
 
     def begin(self, env_ids: Any) -> None:
         self._begun[env_ids] = True
 
     def rows(self, env_ids: np.ndarray, stepping: np.ndarray | None, needs_ids: bool) -> tuple[np.ndarray, ...]:
-        """Return the envs of the next call, the rows that begin an episode, and `stepping` unless it is `None`.
+        """Return the envs of the next call, the rows that begin an episode, and `stepping` unless `None`.
 
-        stepping: the envs whose state changes, if the call has a row for every env. The result is empty if all envs
-            step in order, in mid-episode, and `needs_ids` is False.
+        Returns () if all envs step in order, no episode begins, and `needs_ids` is False. stepping: the envs that
+            change their state; `None`: all.
         """
         begun = self._begun[env_ids].nonzero()[0]
         self._env_ids, self._in_order = env_ids, np.array_equal(env_ids, self._all_ids)
@@ -324,9 +338,9 @@ class RecurrentState:
     def keep(self, rows: tuple[Any, ...], output: Any) -> dict[str, Any]:
         """Store the state, and return the other outputs. Raises `TypeError` or `ValueError` for wrong states."""
         output, self.is_known = _with_state(output), True
-        # Gradients would keep the graphs of earlier steps alive.
+        # Gradients would keep the autograd graphs of earlier steps alive.
         state = nest.map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, output.pop("state"))
-        if state is None and self._state is None:  # like SB3's `predict` without a recurrent state
+        if state is None and self._state is None:  # for example SB3's `predict` without a recurrent state
             return output
         count = len(self._env_ids)
         for leaf in nest.leaves(state):

@@ -1,4 +1,4 @@
-"""`RandomPolicy`: draws uniform random actions."""
+"""Random actions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from vecenv.nest import as_array
 
 
 class RandomPolicy:
-    """Draws uniform random actions. The actions of an env do not depend on the other envs that step.
+    """Policy that draws uniform random actions. The actions of an env do not depend on the other envs that step.
 
-    Env i gets the results of consecutive `action_spaces[i].sample()` calls. The policy copies the spaces, so yours do
-    not advance. Spaces are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these. Other spaces raise
-    `TypeError`.
+    Env i gets the results of consecutive `action_spaces[i].sample()` calls, on a copy of the space. Spaces are Box,
+    Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these. Other spaces raise `TypeError`.
 
-    If observations are a dict with `action_mask` `(k, ...)`, in the form of `space.sample(mask)`, only legal actions
-    are drawn, with equal probability. The same holds for a `mask` of Discrete actions, bool `(k, n)`, as in
-    PettingZooEnv. If no action is legal, the first action is returned.
+    If observations are a dict with `action_mask` `(k, ...)`, in the form that `space.sample(mask)` takes, the policy
+    draws only legal actions, with equal probability. For Discrete actions, the key may also be `mask` (as in
+    PettingZooEnv), bool or integer `(k, n)`. If no action is legal, the policy returns the first action.
 
     Example::
 
@@ -33,7 +32,7 @@ class RandomPolicy:
     """
 
     BLOCK = 128
-    """Actions to draw together for an env. Short seeded episodes waste the rest."""
+    """Number of actions drawn together for an env. A new seed discards unused actions."""
 
     def __init__(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         for env_id, space in enumerate(action_spaces):
@@ -52,14 +51,12 @@ class RandomPolicy:
         self._block: Any = None
         self._used = np.full(len(self._spaces), self.BLOCK)
         self._left = 0
-        """Number of unused actions in every block."""
+        """Each env has at least this many unused actions."""
 
     def __call__(self, obs: Any, env_id: Any = None, masks: Sequence[Any] | None = None) -> Any:
-        """Return an action for each env of `env_id` (`None`: all): `(k, ...)` in the spaces' dtype, or a tree of such
-        arrays.
+        """Return actions of the envs `env_id` (`None`: all): `(k, ...)` in the spaces' dtype, or a tree of such arrays.
 
-        masks: a mask or `None` per row. Replaces the mask in the observation. Raises `ValueError` if a mask does not
-            fit.
+        masks: per row, a mask that replaces the observation's, or `None`. Raises `ValueError` if a mask does not fit.
         """
         ids = self._ids if env_id is None else np.asarray(env_id)
         found = masks_of(obs, self._spaces[0], len(ids))
@@ -79,7 +76,7 @@ class RandomPolicy:
 
     def _from_blocks(self, ids: np.ndarray) -> Any:
         if self._left <= 0:
-            # Only these envs, because the other envs' next actions may have masks.
+            # Refill no other env: a refill advances the random stream, from which masked actions are drawn too.
             for env in ids[self._used[ids] == self.BLOCK].tolist():
                 self._refill(env)
             self._left = self.BLOCK - int(self._used.max())
@@ -89,13 +86,13 @@ class RandomPolicy:
         return actions
 
     def seed(self, env_ids: np.ndarray, seeds: Sequence[int]) -> None:
-        """Draw the actions that the spaces of these envs give after `space.seed(seed)`."""
+        """Restart the random streams of these envs with `space.seed(seed)`."""
         for env, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._spaces[env].seed(seed)
         self._used[env_ids], self._left = self.BLOCK, 0
 
     def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
-        """Continue the random streams of these spaces."""
+        """Copy the random states of these spaces."""
         for own, seeded in zip(self._spaces, action_spaces, strict=True):
             for (_, part), (_, given) in zip(action_parts(own), action_parts(seeded), strict=True):
                 part.np_random.bit_generator.state = given.np_random.bit_generator.state
@@ -116,7 +113,8 @@ def draw_many(space: spaces.Space[Any], size: int) -> Any:
         return {key: draw_many(part, size) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(draw_many(part, size) for part in space.spaces)
-    if isinstance(space, spaces.Discrete) and space.dtype.itemsize >= 4:  # smaller dtypes share draws of 32 bits
+    # Smaller dtypes would differ, because numpy cuts one 32-bit draw into several numbers.
+    if isinstance(space, spaces.Discrete) and space.dtype.itemsize >= 4:
         return space.start + space.np_random.integers(space.n, size=size, dtype=space.dtype.type)
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f" and space.is_bounded():
         return space.np_random.uniform(space.low, space.high, (size, *space.shape)).astype(space.dtype)

@@ -1,4 +1,4 @@
-"""`TensorPolicy`: calls a policy on tensors."""
+"""Policies on tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vecenv import nest
 
 
 class TensorPolicy(ArrayPolicy):
-    """Calls a policy on tensors. Takes the arguments of `ArrayPolicy`, and:
+    """Policy on tensors. Takes the arguments of `ArrayPolicy`, and:
 
-    policy: the policy on its device. transfer: moves rows to the device and back. on_device: returns tensors of
-        observations that are on the device, or `None`.
+    policy: the policy on its device. transfer: moves rows to the device and back. on_device: returns the tensors of
+        `obs` that are still on the device, or `None`.
     """
 
     def __init__(
@@ -33,10 +33,11 @@ class TensorPolicy(ArrayPolicy):
         on_device: Callable[[Any], Any] | None,
     ) -> None:
         super().__init__(call, check, clock, threads if transfer.device.type == "cpu" else None, columns)
+        self.keeps_inputs = not transfer.is_staged  # the device gets a copy of the observations
         self.module = policy if isinstance(policy, torch.nn.Module) else None
         self._transfer: Any = transfer
         self._on_device = on_device
-        self._inputs_device: Any = None  # None before the first call
+        self._inputs_device: Any = None
         # A lazy module makes its parameters in the first call. Inference mode would make them untrainable.
         self._guard: Any = torch.no_grad() if is_lazy(policy) else torch.inference_mode()
 
@@ -46,7 +47,8 @@ class TensorPolicy(ArrayPolicy):
 
     def _arrays(self, inputs: Any) -> Outputs:
         with self._guard:  # reused, because making a guard costs time
-            tensors = self._transfer.to_device(inputs)
+            transfer = self._transfer  # `close`, which a policy may call, clears it
+            tensors = transfer.to_device(inputs)
             self._clock.lap("transfer")
             outputs = self._call_policy(tensors)
             is_first = self._inputs_device is None
@@ -58,7 +60,7 @@ class TensorPolicy(ArrayPolicy):
                         f"the policy returned {name!r} on {value.device}; it must be on {self._inputs_device}, where "
                         "its observations were (see policy_device)"
                     )
-            arrays: Outputs = self._transfer.to_numpy(outputs)
+            arrays: Outputs = transfer.to_numpy(outputs)
         if is_first:
             self._guard = torch.inference_mode()
         return arrays

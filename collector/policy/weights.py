@@ -1,4 +1,4 @@
-"""`PolicyWeights`: updates a policy's weights between batches. `PublishedWeights`: weights for Ray actors."""
+"""Weights of policies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import numpy as np
 
 
 class PolicyWeights:
-    """Copies new weights in place into the network that the collector calls, and counts the updates.
+    """Weights of the collector's network, updated in place, and the number of updates.
 
-    An update during a batch, from a thread or from the policy, waits for the end of the batch.
+    An update during a batch, from a thread or from the policy, takes effect after the batch.
     """
 
     def __init__(self, policy: Any, module: Any) -> None:
@@ -27,18 +27,17 @@ class PolicyWeights:
         self._module = module
         self._lock = threading.RLock()
         self._collecting = 0
-        """Number of batches in progress, including nested ones."""
+        """Number of batches in progress, including nested batches."""
         self._pending_weights: dict[str, Any] | None = None
         self._pending_updates = 0
-        """Number of waiting updates. Only the last is applied."""
+        """Number of updates during a batch. Only the weights of the last are applied."""
         self._last_counters = self._counters()
 
     def update(self, source: Any) -> None:
         """Copy the weights of `source`: a module, a mapping of names to tensors or arrays, or `None` for the user's
         policy.
 
-        Raises `RuntimeError` if the policy is not a module, and `TypeError` or `ValueError` if names, shapes or dtypes
-        do not fit. Then no weight changes.
+        An error leaves all weights unchanged.
         """
         if self._module is None:
             raise RuntimeError("there are no weights to update: the policy is not a torch module")
@@ -79,7 +78,7 @@ class PolicyWeights:
         """Delay updates until the end of the `with` block."""
         with self._lock:
             if not self._collecting and (counters := self._counters()) != self._last_counters:
-                # A learner on a shared module has stepped. (A lazy module that made parameters does not count.)
+                # A learner changed the module in place. (Making the parameters of a lazy module is not an update.)
                 self.version, self._last_counters = self.version + bool(self._last_counters), counters
             self._collecting += 1
         try:
@@ -104,11 +103,11 @@ class PolicyWeights:
             name: value if _is_extra_state(name) else _as_weight(name, value, own[name])
             for name, value in found.items()
         }
-        # Shared memory needs no copy, and a waiting copy would undo a learner's steps.
+        # Omit the network's own tensors. A copy applied after the batch would undo a learner's later steps.
         return {name: value for name, value in weights.items() if not _is_same(value, own[name])}
 
     def _apply(self, weights: dict[str, Any], updates: int) -> None:
-        # Extra state first, because the module may refuse it.
+        # Extra state first: if the module refuses it, no weight has changed.
         self._module.load_state_dict({name: weights[name] for name in weights if _is_extra_state(name)}, strict=False)
         own = self._module.state_dict()
         for name, value in weights.items():
@@ -125,29 +124,31 @@ class PolicyWeights:
 
 
 class PublishedWeights(PolicyWeights):
-    """Weights for actors. `put` puts an object into Ray's store. The driver's `policy` never changes."""
+    """Weights for Ray actors. `put` stores an object in Ray. Updates do not change the user's module."""
 
     def __init__(self, policy: Any, put: Callable[[Any], Any]) -> None:
         self.policy = on_cpu(policy)
-        """Policy that is sent to the actors. A module is a copy on the CPU."""
+        """Policy that is sent to the actors. A module is copied to the CPU."""
         super().__init__(policy, self.policy if is_module(policy) else None)
         self.puts = 0
         self._put = put
         self._reference: Any = None
         self._sent: int | None = 0
-        """Version of the weights in the store, or `None` after `load`."""
+        """Version of the weights in Ray's store, or `None` after `load`."""
 
     def load(self, weights: Any, strict: bool) -> None:
+        if self._module is None:
+            self.policy = self._policy = copy.deepcopy(self._policy)  # the user's object stays unchanged
         super().load(weights, strict)
         self._sent = None
 
     def reference(self) -> tuple[int, Any]:
-        """Return the version and a reference to its weights. `None`: the initial weights of the actors."""
-        with self.kept():  # delays updates
+        """Return the version and a Ray reference to its weights. The reference is `None` for the initial weights."""
+        with self.kept():
             if self.version != self._sent:
-                self._reference = None  # lets the store drop the old weights first
+                self._reference = None  # first let Ray's store drop the old weights
                 weights = self.policy.state_dict()
-                if is_module(self.policy):  # actors of a node share arrays
+                if is_module(self.policy):  # actors of a node share numpy arrays
                     weights = {name: _as_array(value) for name, value in weights.items()}
                 self._reference = self._put(weights)
                 self.puts += 1
@@ -163,7 +164,7 @@ def take_over(collector: Any, weights: Any) -> None:
 
 
 def on_cpu(policy: Any) -> Any:
-    """Return a copy of a module on the CPU, without a second copy on its device."""
+    """Return a copy of a module on the CPU, without making a copy on its device."""
     if not is_module(policy):
         return policy
     from torch.nn import Parameter
@@ -189,7 +190,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _wait_for(values: Iterable[Any]) -> None:
-    """Wait for queued operations on these tensors, before a thread with a different CUDA stream uses them."""
+    """Wait for queued operations, because a thread with another CUDA stream may use these tensors."""
     devices = {value.device for value in values if getattr(value, "is_cuda", False)}
     if devices:
         import torch
@@ -212,7 +213,7 @@ def _as_weight(name: str, value: Any, own: Any) -> Any:
     if not torch.can_cast(tensor.dtype, own.dtype):
         raise ValueError(f"{name!r} has the dtype {tensor.dtype}, which does not fit {own.dtype}")
     if tensor.is_meta:
-        raise ValueError(f"{name!r} is on the device meta, where tensors have no values; pass one that has")
+        raise ValueError(f"{name!r} is on the device meta, where tensors have no values; pass a tensor with values")
     return tensor
 
 
@@ -246,12 +247,12 @@ def flat_names(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def change_count(parameter: Any) -> tuple[int, int]:
-    """Return address and version. Torch counts changes in place as versions."""
+    """Return address and version. Torch increments the version at each change in place."""
     return parameter.data_ptr(), parameter._version
 
 
 def hash_of(policy: Any) -> str | None:
-    """Return the hash of a policy's weights, or of its source code if it has no weights. `None` if neither is known."""
+    """Return the hash of a policy's weights, else of its source code, else `None`."""
     if policy is None:
         return None
     digest = hashlib.sha256()

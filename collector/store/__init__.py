@@ -1,1 +1,1 @@
-"""Data sets of whole episodes on disk. A reader does not trust the files."""
+"""Data sets of whole episodes on disk. Readers do not trust the files."""

@@ -1,4 +1,4 @@
-"""`Dataset`: read the episodes of a folder by number."""
+"""`Dataset`: reads a data set."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from collector.store.safe_folder import DatasetError
 from collector.store.shard import Shards
 from collector.store.shard_layout import EpisodeLayout, check_spaces, pack
 from vecenv import nest
+from vecenv.extending import at_least_one
 
 MEMORY = 2**28
 
@@ -31,16 +32,17 @@ class Transitions:
     action: Any
     """`(K, ...)`, or a dict or tuple of arrays."""
     reward: np.ndarray
-    """float64 `(K,)` or `(K, m)`."""
+    """float64 `(K,)`, or `(K, m)` for vectors of m numbers."""
     next_obs: Any
     """Observations after the steps."""
     terminated: np.ndarray
+    """bool `(K,)`."""
     truncated: np.ndarray
-    """bool `(K,)`, like `terminated`."""
+    """bool `(K,)`."""
     episode: np.ndarray
     """int64 `(K,)`: episode numbers."""
     step: np.ndarray
-    """int64 `(K,)`: earlier steps of the episode."""
+    """int64 `(K,)`: number of earlier steps in the episode."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -54,15 +56,15 @@ class Transitions:
 
 
 class Dataset:
-    """Committed episodes of a folder, ordered by number, also of a running or killed job.
+    """Committed episodes of a folder, ordered by number. The folder may belong to a running or killed job.
 
-    The constructor reads only dataset.json and the manifest. A shard is opened when needed, and fully checked the first
-    time. The folder is not trusted: no file outside is opened, nothing is unpickled, and memory is bounded by the file
-    sizes.
+    The constructor reads only dataset.json and manifest.jsonl. A shard (a folder with the arrays of some episodes) is
+    opened when needed, and fully checked the first time. The folder is not trusted: a reader opens no files outside
+    the folder, never unpickles, and allocates memory only in proportion to file sizes.
 
     Args:
         folder: folder that a job, `StoreWriter` or `RecordEpisodes` wrote.
-        memory: maximum bytes of shards that stay open. The shard in use may exceed it.
+        memory: maximum bytes of shards that stay open. A larger shard is open alone.
 
     Raises `DatasetError` if the folder has no data set, or if the data set is damaged.
 
@@ -84,14 +86,15 @@ class Dataset:
     def __init__(self, folder: str | os.PathLike[str], *, memory: int = MEMORY) -> None:
         self.folder = Path(os.path.abspath(folder))
         self.head = read_head(self.folder)
-        """Description by the writer: spaces, versions, job (docs/guides/datasets.md)."""
+        """Content of dataset.json: spaces, versions, job (docs/guides/datasets.md)."""
         manifest = read_manifest(self.folder)
         self.end = manifest.end
-        """In a complete data set, only smaller numbers count; else None."""
+        """Episodes with numbers of `end` or more are ignored. None if incomplete."""
         self.failed = manifest.failed
+        """Number of failures by kind, for example "skipped"."""
         self.state = manifest.state
         self.layout: EpisodeLayout | None = manifest.layout
-        """Names, dtypes and shapes of the arrays of a shard, if a shard is committed."""
+        """Names, dtypes and shapes of a shard's arrays. None before the first commit."""
         if self.layout is not None:
             try:
                 check_spaces(self.layout, spaces_of(self.head))
@@ -139,12 +142,12 @@ class Dataset:
 
     @property
     def observation_space(self) -> Any:
-        """Space of one env; None if unknown, or without a JSON form."""
+        """Observation space of one env. None if dataset.json has no space that can be restored."""
         return space_from_json(self.head.get("observation_space"))
 
     @property
     def action_space(self) -> Any:
-        """As `observation_space`, for actions."""
+        """Action space of one env. None as for `observation_space`."""
         return space_from_json(self.head.get("action_space"))
 
     @property
@@ -154,10 +157,8 @@ class Dataset:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the disk."""
+        """Bytes of all shards on the disk."""
         return sum(record.nbytes for record in self._shards.records)
-
-    # Episodes
 
     @overload
     def __getitem__(self, which: int) -> Episode: ...
@@ -166,9 +167,9 @@ class Dataset:
     def __getitem__(self, which: slice) -> Dataset: ...
 
     def __getitem__(self, which: int | slice) -> Episode | Dataset:
-        """Return an episode in new arrays, or a `Dataset` for a slice. Index i is the i-th of `numbers`, not number i.
+        """Return an episode in new arrays, or a `Dataset` for a slice. Index i is episode `numbers[i]`.
 
-        Raises IndexError, and `DatasetError` if the shard is damaged.
+        Raises IndexError, and `DatasetError` if the episode's shard is damaged.
         """
         if isinstance(which, slice):
             part = object.__new__(Dataset)
@@ -184,7 +185,7 @@ class Dataset:
         return (self[place] for place in range(len(self)))
 
     def blocks(self, nbytes: int = 2**26) -> Iterator[EpisodeBatch]:
-        """Yield all episodes in order, in batches of about `nbytes`."""
+        """Yield all episodes in order, in batches of about `nbytes` bytes."""
         waiting: list[Episode] = []
         size = 0
         for episode in self:
@@ -196,31 +197,30 @@ class Dataset:
         if waiting:
             yield pack(waiting)
 
-    # Transitions
-
     def transitions(self) -> Transitions:
-        """Return all transitions, ordered by episode. Raises `DatasetError` without episodes."""
+        """Return all transitions, ordered by episode. Raises `DatasetError` if there are none."""
         if not len(self):
             raise DatasetError(f"{self.folder} has no episodes yet")
         return self.take(np.arange(self.steps))
 
     def take(self, steps: Any) -> Transitions:
-        """Return transitions by index, int `(k,)`, in the order of `transitions()`. Raises IndexError."""
+        """Return the transitions with the indices `steps`, int `(k,)`, in `transitions()`. Raises IndexError."""
         steps = np.asarray(steps)
-        if not steps.size or steps.dtype.kind not in "iu":
+        if not steps.size or steps.ndim != 1 or steps.dtype.kind not in "iu":
             raise IndexError(
-                f"expected one or more integer indices of transitions, got {steps.size} values {steps.dtype}"
+                f"expected one or more integer indices of transitions, of the shape (k,), got {steps.dtype} "
+                f"of the shape {steps.shape}"
             )
         if not (steps.min() >= 0 and steps.max() < self.steps):
             raise IndexError(
                 f"indices must be from 0 to the number of transitions ({self.steps:,}) - 1, got {steps.min()} to "
                 f"{steps.max()}"
             )
-        steps = steps.astype(np.int64, copy=False)  # numpy would convert mixed signs to float
+        steps = steps.astype(np.int64, copy=False)  # numpy converts uint64 minus int64 to float
         episode = np.searchsorted(self._starts, steps, side="right") - 1
         step, index = steps - self._starts[episode], self._index
         shard, row = index["shard"][episode], index["first"][episode] + step
-        # Each shard is opened once, and read in the order of the disk.
+        # Each shard is opened once, and its rows are read in order.
         order = np.lexsort((row, shard))
         found: dict[str, Any] = {}
         for into in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
@@ -235,20 +235,19 @@ class Dataset:
         return Transitions(**found, episode=index["number"][episode], step=step)
 
     def batches(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[Transitions]:
-        """Yield random batches. Each of the `passes` (None: endless) yields every transition once.
+        """Yield random batches of `batch_size` transitions. The last batch of a pass may be smaller.
 
-        The same seed gives the same batches. To bound memory, a pass takes shards in random order, as many as fit into
-        `memory` of the constructor, and shuffles their transitions together. The last batch of a pass may be smaller.
-        To draw with replacement, use `take(rng.integers(data.steps, size=batch_size))`.
+        Each of the `passes` (None: endless) yields every transition once. The same seed gives the same batches. To
+        bound memory, a pass reads random shards in groups that fit into the constructor's `memory`, and shuffles within
+        a group. To draw with replacement, use `take(rng.integers(data.steps, size=batch_size))`.
 
-        Raises `DatasetError` without episodes, and ValueError if `batch_size` is below 1.
+        Raises `DatasetError` if there is no episode, and ValueError if `batch_size` is below 1.
         """
         return (self.take(steps) for steps in self.batch_order(batch_size, seed, passes))
 
     def batch_order(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[np.ndarray]:
-        """Yield the indices of each batch: int64 `(batch_size,)`. Raises as `batches`."""
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        """Yield the indices of each batch: int64 `(batch_size,)`. Raises the errors of `batches`."""
+        batch_size = at_least_one("batch_size", batch_size)
         if not len(self):
             raise DatasetError(f"{self.folder} has no episodes yet")
         return self._orders(batch_size, seed, passes)
@@ -279,11 +278,11 @@ class Dataset:
             yield rng.permutation(np.arange(int(lengths.sum())) + np.repeat(first, lengths))
 
     def as_torch(self, of: str = "transitions", *, batch_size: int = 256, seed: int = 0, passes: int | None = 1) -> Any:
-        """Return a `torch.utils.data` view, which also works in workers of a DataLoader.
+        """Return a view: a `torch.utils.data.Dataset`, also for workers of a DataLoader.
 
-        - `of="transitions"` or `"episodes"`: dicts of tensors, by index.
-        - `of="batches"`: `batches(batch_size, seed, passes)` as dicts of tensors, for `DataLoader(view,
-          batch_size=None, num_workers=2)`. The workers share the batches.
+        - `of="transitions"` or `"episodes"`: an item is a dict of tensors.
+        - `of="batches"`: iterates over `batches(batch_size, seed, passes)`, as dicts of tensors. Use `DataLoader(view,
+          batch_size=None, num_workers=2)`. Each worker then yields a part of the batches.
 
         Raises ValueError for any other `of`.
         """
@@ -296,7 +295,7 @@ class Dataset:
         return TorchRows(self, of == "episodes")
 
     def verify(self) -> list[str]:
-        """Check all shards, also of a slice, and return a line per problem."""
+        """Check all shards of the folder, also for a slice. Return a text per damaged shard."""
         problems = []
         for which in range(len(self._shards.records)):
             try:

@@ -1,4 +1,4 @@
-"""Folder of a data set: allowed files, and the lock."""
+"""Lock a data set's folder, and check, remove or copy the files there."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from collector.store.dataset_head import HEAD, read_head
 from collector.store.manifest import MANIFEST, read_manifest
 from collector.store.safe_folder import LOCK, PARTIAL, DatasetError, FolderLock, SafeFolder
 
+JOB_FILE = re.compile(r"job\.(json|toml|ya?ml)")
 ALLOWED_NAMES = re.compile(
-    r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|statistics\.json|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
+    r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|statistics\.json|[\w-]+\.png)(\.partial|\.tmp)?"
+    rf"|writer\.lock|shards|videos|tensorboard|{JOB_FILE.pattern}"
 )
-"""Names in a data set's folder. Folders with other names are refused."""
+"""Names of a data set's files and subfolders."""
 MOST_ATTEMPTS = 10
 
 
 def check_folder(path: Path, overwrite: bool) -> None:
-    """Raise `DatasetError` early if a new data set cannot be written."""
+    """Raise `DatasetError` if a new data set could not be written."""
     with writing(path, "choose another folder"), ExitStack() as context:
         is_new = not path.exists()
         folder, lock = open_locked(path, context)
@@ -32,7 +34,7 @@ def check_folder(path: Path, overwrite: bool) -> None:
 
 
 def open_locked(path: Path, context: ExitStack) -> tuple[SafeFolder, FolderLock]:
-    """Open a folder, created if missing, and lock it. Raises as `StoreWriter`."""
+    """Open and lock a folder. Create the folder if it is missing."""
     for attempt in count(1):
         folder = context.enter_context(SafeFolder.make(path))
         _check_files(folder)
@@ -45,7 +47,7 @@ def open_locked(path: Path, context: ExitStack) -> tuple[SafeFolder, FolderLock]
 
 
 def _check_files(folder: SafeFolder) -> None:
-    """Raise `DatasetError` for foreign files and links."""
+    """Raise `DatasetError` for links and files of other programs."""
     foreign = [name for name, _ in folder.entries() if not ALLOWED_NAMES.fullmatch(name)]
     if foreign:
         raise DatasetError(
@@ -55,9 +57,16 @@ def _check_files(folder: SafeFolder) -> None:
 
 
 def check_free(folder: SafeFolder, overwrite: bool) -> None:
-    """Raise `DatasetError` if the folder holds a data set, unless `overwrite`."""
-    if overwrite or all(name == LOCK or name.endswith(PARTIAL) for name, _ in folder.entries()):
+    """Raise `DatasetError` if the folder holds data. With `overwrite`, a data set is allowed, other data are not."""
+    names = [name for name, _ in folder.entries() if not (name == LOCK or name.endswith(PARTIAL))]
+    data = [name for name in names if not JOB_FILE.fullmatch(name)]
+    if not data or (overwrite and not {HEAD, MANIFEST}.isdisjoint(data)):
         return
+    if overwrite:
+        raise DatasetError(
+            f"{folder.path} has no data set to overwrite, but it has {data[0]}: choose another folder, or remove the "
+            "files"
+        )
     try:
         job, count = read_head(folder).get("job"), len(read_manifest(folder).index)
         held = f"{count:,} episodes of {job.get('env', 'an earlier job') if job else 'an earlier program'}"
@@ -70,15 +79,17 @@ def check_free(folder: SafeFolder, overwrite: bool) -> None:
 
 
 def remove_data(folder: SafeFolder) -> None:
-    """Remove all files except the lock. The manifest is removed first, so that it never lists missing shards."""
-    present = [name for name, _ in folder.entries() if name != LOCK]
-    heads = [name for name in (MANIFEST, HEAD) if name in present]
-    for name in heads:
-        folder.remove(name)
-    if heads:
+    """Remove all files except the lock and the user's job file.
+
+    The manifest is removed first, so that it never lists missing shards. dataset.json is removed last, because its
+    presence marks the other files as parts of a data set.
+    """
+    present = [name for name, _ in folder.entries() if name != LOCK and not JOB_FILE.fullmatch(name)]
+    if MANIFEST in present:
+        folder.remove(MANIFEST)
         folder.sync()
-    for name in present:
-        if name not in heads:
+    for name in sorted(present, key=HEAD.__eq__):
+        if name != MANIFEST:
             folder.remove(name)
     folder.sync()
 
@@ -93,14 +104,14 @@ def writing(folder: Path, advice: str) -> Iterator[None]:
 
 
 def read_files(folder: Path) -> dict[str, np.ndarray]:
-    """Return the bytes of each file of the shards, then of manifest.jsonl, by path relative to `folder`."""
+    """Return the bytes of each file of the shards, then of manifest.jsonl, by relative path."""
     paths = [path for path in sorted(folder.glob("shards/**/*")) if path.is_file()]
     paths += [folder / MANIFEST] if (folder / MANIFEST).exists() else []
     return {str(path.relative_to(folder)): np.fromfile(path, np.uint8) for path in paths}
 
 
 def write_files(folder: SafeFolder, part: str, files: Mapping[str, np.ndarray]) -> None:
-    """Write the result of `read_files` into the subfolder `part`, in the same order."""
+    """Write the result of `read_files` into the subfolder `part`, the manifest after its shards."""
     for name, data in files.items():
         above, _, last = f"{part}/{name}".rpartition("/")
         with folder.inside(above, make=True) as inner:

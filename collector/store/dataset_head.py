@@ -1,4 +1,4 @@
-"""Read and write dataset.json, the head of a data set: spaces and job."""
+"""Read and write dataset.json, the head of a data set: spaces, job and versions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ HEAD = "dataset.json"
 FORMAT = {"format": "vecenv dataset", "version": 3}
 LARGEST_HEAD = 2**24
 COMPARED = ("observation_space", "action_space")
-"""Entries that must be equal to resume a data set, besides the job."""
+"""Entries that, like the job, must not change when a data set is resumed."""
 MOST_ELEMENTS = 2**24
-"""Maximum size of an array in a space."""
 
 
 def make_head(observation_space: Any = None, action_space: Any = None, job: Any = None, **more: Any) -> dict[str, Any]:
-    """Return the head of a new data set: gymnasium spaces, the job as JSON, and more entries.
+    """Return the head of a new data set. `job` and the entries `more` are JSON.
 
     >>> make_head(spaces.Discrete(2), made_by="a test")["made_by"]
     'a test'
@@ -39,7 +38,6 @@ def make_head(observation_space: Any = None, action_space: Any = None, job: Any 
 
 
 def head_bytes(head: dict[str, Any]) -> bytes:
-    """Return the content of dataset.json. Raises `DatasetError` for an invalid head."""
     try:
         data = json.dumps(head, indent=2, allow_nan=False).encode() + b"\n"
         if len(data) > LARGEST_HEAD:
@@ -51,7 +49,7 @@ def head_bytes(head: dict[str, Any]) -> bytes:
 
 
 def read_head(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the head of a folder. Raises `DatasetError` if the head is missing or invalid."""
+    """Return the head of a data set. Raises `DatasetError` if it is missing or invalid."""
     root = Path(folder)
     try:
         with SafeFolder(folder) as opened:
@@ -76,7 +74,7 @@ def _checked(data: bytes) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a text per different entry.
+    """Return a text for each entry that differs.
 
     >>> changes({"seed": 4, "env": "a"}, {"seed": 5, "env": "a"})
     ['seed was 4, and is 5']
@@ -97,7 +95,7 @@ def head_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ['job.seed was 4, and is 5']
     """
     entries = []
-    for head in (before, json.loads(json.dumps(now))):  # makes tuples lists
+    for head in (before, json.loads(json.dumps(now))):  # turns tuples of `now` into lists
         job = {f"job.{name}": value for name, value in (head.get("job") or {}).items()}
         entries.append({**{key: head.get(key) for key in COMPARED}, **job})
     return changes(*entries)
@@ -108,7 +106,7 @@ def spaces_of(head: Mapping[str, Any]) -> dict[str, spaces.Space[Any] | None]:
 
 
 def space_to_json(space: Any) -> Any:
-    """Return a space as JSON. Spaces without arrays (such as Graph) become text, which cannot be restored.
+    """Return a space as JSON. Unsupported spaces, such as Graph, become text and cannot be restored.
 
     >>> space_to_json(spaces.Discrete(2))
     {'type': 'Discrete', 'dtype': '<i8', 'n': 2}
@@ -134,7 +132,7 @@ def _form(space: Any) -> SpaceForm:
 
 
 def space_from_json(value: Any) -> spaces.Space[Any] | None:
-    """Return the space; None for null and text. Raises `DatasetError` for invalid JSON.
+    """Return the space; None for None, or if a part was stored as text. Raises `DatasetError` for invalid JSON.
 
     >>> space_from_json(space_to_json(spaces.Box(-1, 1, (2,))))
     Box(-1.0, 1.0, (2,), float32)
@@ -145,14 +143,14 @@ def space_from_json(value: Any) -> spaces.Space[Any] | None:
         return _space(schema.convert(value, SpaceForm))
     except DatasetError:
         raise
-    except Exception as error:  # gymnasium asserts, and numpy overflows
+    except Exception as error:  # such as AssertionError and OverflowError
         raise DatasetError(f"a space in it cannot be made: {type(error).__name__}: {error}") from None
 
 
 def _space(form: SpaceForm) -> spaces.Space[Any] | None:
     if form.type == "Box":
         return _box(form, np.dtype(form.dtype), _shape(form.shape))
-    if form.type == "Discrete":  # before 1.2, gymnasium has only int64
+    if form.type == "Discrete":  # Discrete of gymnasium before 1.2 takes no dtype
         wide: dict[str, Any] = {} if form.dtype == "<i8" else {"dtype": np.dtype(form.dtype).type}
         return spaces.Discrete(form.n, start=form.start, **wide)  # type: ignore[arg-type]
     if form.type == "MultiDiscrete":
@@ -168,9 +166,8 @@ def _space(form: SpaceForm) -> spaces.Space[Any] | None:
     parts = {key: _space(part) for key, part in parts.items()}
     if None in parts.values():
         return None
-    return (
-        spaces.Dict([*parts.items()]) if form.type == "Dict" else spaces.Tuple(parts.values())
-    )  # Dict would sort a dict
+    # A list of pairs, because Dict would sort the keys of a dict.
+    return spaces.Dict([*parts.items()]) if form.type == "Dict" else spaces.Tuple(parts.values())
 
 
 def _text(dtype: Any) -> str:
@@ -184,7 +181,7 @@ def _bound(bound: np.ndarray) -> Any:
 
 
 def _box(form: SpaceForm, dtype: np.dtype, shape: tuple[int, ...]) -> spaces.Box:
-    """Return a Box. Scalar bounds are broadcast, because hostile JSON could claim a huge shape."""
+    """Return a Box. Scalar bounds are broadcast without a copy, because hostile JSON could claim a huge shape."""
     low, high = (_as_bound(value, dtype, shape) for value in (form.low, form.high))
     if low.shape != high.shape:
         low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)

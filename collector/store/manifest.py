@@ -1,6 +1,6 @@
-"""Read and write manifest.jsonl: lines for the layout, each committed shard, notes and the end (see `schema`).
+"""`Manifest`: content of manifest.jsonl, which lists a data set's shards. collector/store/schema.py has an example.
 
-Bytes after the last line end belong to an unfinished or killed write, and are ignored.
+Readers ignore a last line without line end, because its write was interrupted.
 """
 
 from __future__ import annotations
@@ -21,26 +21,24 @@ from collector.store.shard_layout import EpisodeLayout
 MANIFEST = "manifest.jsonl"
 LONGEST_LINE = 2**27
 BEST_COMPRESSION = 1032
-"""Maximum factor of deflate. A larger declared size is a lie."""
+"""Maximum compression ratio of deflate. Readers refuse a higher declared ratio."""
 
 
 INDEX = np.dtype(
     [("number", "i8"), ("length", "i8"), ("returns", "f8"), ("shard", "i8"), ("position", "i8"), ("first", "i8")]
 )
-"""Entry per episode. `shard` and `position` locate the episode, `first` is its first row."""
+"""Entry per episode. In its shard, `position` is the index of the episode, and `first` the row of its first step."""
 
 
 @dataclass
 class Manifest:
-    """Content of a manifest, checked line by line."""
-
     shards: list[ShardLine] = field(default_factory=list)
-    """Shards, without lists of episodes."""
+    """Lines of shards. `index` has their lists of episodes."""
     layout: EpisodeLayout | None = None
     end: int | None = None
-    """Only smaller numbers count; None if incomplete."""
+    """Readers ignore episodes with numbers of `end` or more. None if incomplete."""
     end_at: int = 0
-    """Bytes before the end line."""
+    """Bytes before the line "end". Reopening the data set truncates the file there."""
     failed: dict[str, int] = field(default_factory=dict)
     state: Any = None
     good_bytes: int = 0
@@ -48,7 +46,7 @@ class Manifest:
     entries: list[np.ndarray] = field(default_factory=list)
     fd: int = -1
     unknown: str = ""
-    """Error after which the end of the file is unknown."""
+    """Error of an `append` that could not be undone, so that the file's content is unknown; or ""."""
 
     @property
     def index(self) -> np.ndarray:
@@ -57,7 +55,6 @@ class Manifest:
         return self.entries[0]
 
     def add(self, line: Line) -> None:
-        """Add a line. Raises `DatasetError`."""
         if self.end is not None:
             raise DatasetError('it follows the line "end", which must be the last')
         if isinstance(line, LayoutLine):
@@ -102,7 +99,7 @@ class Manifest:
         self.shards.append(line.without_episodes())
 
     def problem(self) -> str:
-        """Return an inconsistency between lines, or an empty text."""
+        """Describe an inconsistency between lines, or return an empty text."""
         if len({line.shard for line in self.shards}) < len(self.shards):
             return "it names a shard twice"
         numbers = np.sort(self.index["number"])
@@ -123,7 +120,7 @@ class Manifest:
             safe_folder.write(self.fd, data)
             safe_folder.fsync(self.fd)
         except OSError as error:
-            # The lines may be on the disk. If truncating fails, only a new writer, which reads the file, can tell.
+            # The lines may be on the disk, so remove them. If that fails too, a new writer must read the file.
             try:
                 safe_folder.truncate(self.fd, self.good_bytes)
                 safe_folder.fsync(self.fd)
@@ -140,7 +137,6 @@ def file_name(array: str, compressed: bool) -> str:
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """Read and check the manifest of a folder. Raises `DatasetError`."""
     found, where, number = Manifest(), str(Path(folder) / MANIFEST), 1
     try:
         for line, size in read_lines(folder):
@@ -155,7 +151,6 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 
 def read_lines(folder: str | os.PathLike[str]) -> Iterator[tuple[Line, int]]:
-    """Yield each complete line, and its size. Raises `DatasetError`."""
     try:
         with SafeFolder(folder) as opened:
             fd = opened.open(MANIFEST)

@@ -1,4 +1,4 @@
-"""`RecordEpisodes`: wrap a vector env, and store the episodes that the caller's loop finishes."""
+"""`RecordEpisodes`: stores episodes."""
 
 from __future__ import annotations
 
@@ -41,26 +41,28 @@ def RecordEpisodes(
 
     Args:
         venv: a vector env of vecenv, or a `gymnasium.vector.VectorEnv` in any autoreset mode. The wrapper has the same
-            methods and results.
+            methods and results, but refuses `step_async` and `reset_async`.
         autoreset_mode: mode of a VectorEnv. None uses `metadata["autoreset_mode"]`. Ignored for vector envs of vecenv.
-        shard_bytes, shard_seconds: size and age at which finished episodes are committed. A kill loses uncommitted
-            episodes.
+        shard_bytes, shard_seconds: finished episodes are committed (written to a shard) when they have this size, or
+            when the first has this age. A kill loses uncommitted episodes.
         memory: maximum bytes of unfinished episodes.
-        compress, overwrite: as in `StoreWriter`.
-        resume: continue the data set in the folder, even a complete data set, or begin a new data set.
+        compress, overwrite: see `StoreWriter`.
+        resume: continue the folder's data set, even if it is complete. Without a data set, begin one.
         more: additional JSON entries for the head of the data set.
 
     Episodes are numbered in the order of their ends. An episode is discarded if its env fails, or is closed or reset
     before the end. `Episode.seed` is the seed that the caller passed to the reset, or None.
 
-    `close`, or the end of a `with` block, ends the data set, also of a wrapper or collector around this object. If an
-    exception (also Ctrl-C) leaves the block, or if `close` is never called, finished episodes are committed, but the
-    data set is not ended: `resume=True` continues. Read the data set with `Dataset(folder)`.
+    `close`, or the end of a `with` block, marks the data set as complete. Closing a wrapper or collector around this
+    object does the same. If an exception (also Ctrl-C) leaves the block, or if `close` is never called, finished
+    episodes are committed, but the data set stays incomplete. `resume=True` can continue it.
 
-    Raises `DatasetError` if the folder cannot be used, if observations or actions are not arrays of numbers with one
-    shape in all envs, if the disk is full, or if unfinished episodes exceed `memory`. Raises ValueError for a missing
-    or unknown autoreset mode, and for Dict or Tuple observations with `stack_obs=False`. Raises TypeError if `venv` is
-    not a vector env.
+    Raises:
+
+    - `DatasetError` if the folder cannot be used, if observations or actions are not arrays of numbers with one shape
+      in all envs, if the disk is full, or if unfinished episodes exceed `memory`.
+    - ValueError for a missing or unknown autoreset mode, and for Dict or Tuple observations with `stack_obs=False`.
+    - TypeError if `venv` is not a vector env.
 
     >>> import tempfile, gymnasium
     >>> from collector import Dataset
@@ -78,7 +80,7 @@ def RecordEpisodes(
     writer = StoreWriter(folder, head, compress=compress, resume=resume, overwrite=overwrite, reopen=resume)
     recorder = EpisodeRecorder(n, writer, layout, shard_bytes, shard_seconds, memory)
     recorded = wrap(venv, recorder)
-    weakref.finalize(recorded, recorder.finish, complete=False)  # if nobody calls `close`
+    weakref.finalize(recorded, recorder.finish, complete=False)  # if `close` is never called
     return recorded
 
 
@@ -104,7 +106,7 @@ class RecordedVectorEnv(VectorWrapper):
         super().__init__(env)
         self._recorder, self._mode, self._ids = recorder, mode, range(recorder.n)
         self._to_reset = np.zeros(0, np.int64)
-        """Envs that the next step resets (NEXT_STEP)."""
+        """Ids of envs that the next step resets (mode NEXT_STEP)."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ASYNC_METHODS:
@@ -127,9 +129,8 @@ class RecordedVectorEnv(VectorWrapper):
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step the wrapped VectorEnv with the actions in the stored dtypes."""
         recorder, same_step = self._recorder, self._mode is AutoresetMode.SAME_STEP
-        if isinstance(actions, tuple) and isinstance(recorder.sent, tuple):  # batches of a Tuple space
+        if isinstance(actions, tuple) and isinstance(recorder.sent, tuple):  # a tuple of batches, for a Tuple space
             actions = list(iterate(self.env.action_space, actions))
         given, actions = actions, recorder.actions(actions, self._ids)
         try:
@@ -138,7 +139,7 @@ class RecordedVectorEnv(VectorWrapper):
             if "restarted" in infos or "restarted" in infos.get("final_info", ()):
                 recorder.discard(_restarted(infos, self.num_envs))
             ended = recorder.step(None, actions, *rows)
-            begun = ended if same_step else self._to_reset  # in NEXT_STEP mode these rows are resets
+            begun = ended if same_step else self._to_reset  # envs whose rows have the first observation of an episode
             if ended.size:
                 recorder.end(ended, _final_obs(infos, ended) if same_step else nest.take(rows[0], ended))
             if begun.size:
@@ -156,7 +157,7 @@ class RecordedVectorEnv(VectorWrapper):
         self._recorder.discard()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Pass the call on. "step" and "reset" abandon all unfinished episodes."""
+        """Call a method of the envs. "step" and "reset" are not recorded, so they abandon all unfinished episodes."""
         if name in ("reset", "step"):
             self._abandon()
         return self.env.call(name, *args, **kwargs)  # type: ignore[attr-defined]
@@ -168,7 +169,7 @@ class RecordedVectorEnv(VectorWrapper):
             self._recorder.finish(complete=True)
 
     def __del__(self) -> None:
-        """Override gymnasium before 1.3, which calls `close` here and would end the data set."""
+        """Do nothing. gymnasium before 1.3 calls `close` here, which would end the data set."""
 
     def note_exception(self, error: BaseException) -> None:
         self._recorder.finish_after(error)
@@ -180,7 +181,6 @@ class RecordedVectorEnv(VectorWrapper):
 
 
 def _to_type_of(given: Any, rows: Any) -> Any:
-    """Return tensors on the device of `given`, if `given` is a tensor."""
     if not hasattr(given, "detach"):
         return rows
     from collector.device.tensors import to_device
@@ -189,7 +189,7 @@ def _to_type_of(given: Any, rows: Any) -> Any:
 
 
 def _final_obs(infos: dict[str, Any], rows: np.ndarray) -> Any:
-    """Return last observations from infos (`final_observation` in gymnasium 0.29)."""
+    """Return the last observations of the envs `rows` (`final_observation` in gymnasium 0.29)."""
     found = infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
     if isinstance(found, np.ndarray) and found.dtype == object:
         return _stacked(found[rows])
@@ -214,11 +214,11 @@ class RecordedEngine(RowWiseWrapper):
     def __init__(self, venv: Any, recorder: EpisodeRecorder) -> None:
         super().__init__(venv)
         self._recorder, self._seeds = recorder, np.full(recorder.n, -1)
-        """Seed of the latest reset that each env was sent, also with a step (autoreset); -1 without a seed."""
+        """Seed of each env's latest reset (by the caller or by autoreset), or -1."""
         self._in_order = False
-        """True if the last round steps all envs, so rows are ordered by env."""
+        """True if the last call steps all envs, so that a whole batch is ordered by env."""
         self._stored_actions: Any = None
-        """Actions of the last round in the stored dtypes."""
+        """Actions of the last call in the stored dtypes."""
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
         id = kwargs.get("env_id") if id is None else id
@@ -231,11 +231,11 @@ class RecordedEngine(RowWiseWrapper):
         self._record_sent(action, id, kwargs)
 
     def map_action(self, action: Any) -> Any:
-        """Return the stored actions, so that a replay sends the same values."""
+        """Return the actions as stored, so that a replay gives the envs the same values."""
         return self._stored_actions
 
     def _record_sent(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
-        """Record actions and seeds, unless an env is in flight, because the vector env then refuses the round."""
+        """Record actions and seeds. If an env of the call is still stepping, do nothing: the call will raise."""
         recorder = self._recorder
         ids, resets = round_envs(recorder.n, action, id, kwargs)
         waiting = () if self.venv.is_closed else self.venv.waiting_id
@@ -262,7 +262,6 @@ class RecordedEngine(RowWiseWrapper):
         self._recorder.discard(ids)
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Record the results of steps, then of resets."""
         try:
             columns = obs, rew, terminated, truncated
             resets = self._reset_rows(info) if self._resets else None
@@ -274,7 +273,7 @@ class RecordedEngine(RowWiseWrapper):
                     self._record(nest.take(columns, stepped), info[stepped])
                 self.map_reset(nest.take(obs, begun), info[begun])
         except BaseException:
-            self._recorder.discard()  # rows are missing
+            self._recorder.discard()  # steps of this round may be missing
             raise
         return obs, rew, terminated, truncated, info
 
@@ -292,7 +291,7 @@ class RecordedEngine(RowWiseWrapper):
         if broken:
             recorder.discard(envs[broken])
         begun = [row for row, each in enumerate(infos) if "final_obs" in each and "final_info" in each]
-        if len(begun) == len(infos):  # all were reset in the same round
+        if len(begun) == len(infos):  # autoreset has already reset all ended envs
             last, envs_begun = _stacked([each["final_obs"] for each in infos]), envs
         else:
             last, envs_begun = nest.take(obs, ended), envs[begun]
@@ -303,7 +302,7 @@ class RecordedEngine(RowWiseWrapper):
             recorder.begin(envs_begun, None, self._seeds[envs_begun])
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
-        """Pass the call on. "step" and "reset" abandon the unfinished episodes of these envs."""
+        """Call a method of the envs. "step" and "reset" abandon their unfinished episodes."""
         if name in ("reset", "step"):
             self._recorder.discard(slice(None) if id is None else as_ids(id, self._recorder.n))
         return super().call(name, *args, id=id, **kwargs)
@@ -315,6 +314,6 @@ class RecordedEngine(RowWiseWrapper):
             self._recorder.finish(complete=True)
 
     def note_exception(self, error: BaseException) -> None:
-        """Commit finished episodes, so that `close` does not end the data set."""
+        """Commit finished episodes. A later `close` then leaves the data set incomplete."""
         self._recorder.finish_after(error)
         super().note_exception(error)

@@ -1,4 +1,4 @@
-"""`EpisodeRecorder`: record rounds, and pass finished episodes to a `StoreWriter`."""
+"""`EpisodeRecorder`: records the steps of a vector env, and passes finished episodes to a `StoreWriter`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from vecenv.nest import as_array
 
 ROUNDS = 1024
 _BYTES = 2**24
-"""Limits of the rollout buffer. The smaller limit applies."""
+"""Limits of the buffer: steps per env, and bytes. The smaller limit applies."""
 
 
 def fit_rows(rows: Any, layout: Any) -> Any:
-    """Return observations `(k, ...)` in the shapes and dtypes of `layout`, the tree of leaves of their space.
+    """Return observations `(k, ...)` in the shapes and dtypes of `layout`, a tree with a leaf per array of the space.
 
-    Raises `DatasetError` if a value would change, except by rounding to a float type.
+    Raises `DatasetError` for a wrong shape, or if a value would change, except by rounding to a float type.
     """
     if isinstance(layout, dict):
         if not isinstance(rows, Mapping) or rows.keys() != layout.keys():
@@ -44,7 +44,7 @@ def fit_rows(rows: Any, layout: Any) -> Any:
         raise _misfit(layout.path, rows, f"{layout.dtype} in the shape {layout.shape}")
     if array.dtype == layout.dtype and array.shape[1:] == layout.shape:
         return array
-    if array.shape[1:] + layout.shape == (1,):  # as in the engine
+    if array.shape[1:] + layout.shape == (1,):  # (k,) fits (k, 1), and the reverse
         array = array.reshape(len(array), *layout.shape)
     cast = cast_exactly(array, layout.dtype) if array.shape[1:] == layout.shape else None
     if cast is None:
@@ -67,9 +67,8 @@ def _misfit(path: str, rows: Any, expected: str) -> DatasetError:
 class EpisodeRecorder:
     """Recorder of the episodes of `n` envs, until `finish`.
 
-    Round k of an env since the last `cut` is in row k of a rollout buffer. `cut` copies finished episodes, which are
-    ranges of rows, to the writer, and keeps unfinished episodes, up to `memory` bytes. A commit follows after
-    `shard_bytes` of finished episodes, or `shard_seconds` after the first.
+    A buffer holds the steps since the last `cut`: row k has step k of each env. `cut` passes finished episodes to the
+    writer, and keeps up to `memory` bytes of unfinished episodes.
     """
 
     def __init__(
@@ -78,6 +77,7 @@ class EpisodeRecorder:
         self.n, self._writer, self._layout, self._memory = n, writer, layout, memory
         self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
+        """Last action sent to each env, in the stored dtypes."""
         row = nest.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype).nbytes, (layout.obs, layout.action))
         self._buffer = RolloutBuffer(n, max(2, min(ROUNDS, _BYTES // (n * (sum(nest.leaves(row)) + 10)))))
         self._finished, self._pid = False, os.getpid()
@@ -85,19 +85,19 @@ class EpisodeRecorder:
         self._all = np.arange(n)
         self._count = np.zeros(n, np.int64)
         self._is_recorded = np.zeros(n, np.bool_)
-        """True if the env is in a recorded episode, which the next arrays describe."""
+        """bool `(n,)`: True if the env's current episode is recorded."""
         self._begun = np.full((3, n), -1)
         self._first, self._before, self._seeds = self._begun
-        """Row in which the episode began, steps before the last cut, and seed (-1: none)."""
+        """Each int64 `(n,)`: row in which the env's episode began, its steps before the last `cut`, its seed or -1."""
         self._all_stepped = True
-        """True if all envs took part in each round."""
+        """True if each step since the last `cut` included all envs."""
         self._ended: list[tuple[np.ndarray, np.ndarray, np.ndarray, Any]] = []
-        """Envs, `_begun`, `_count` and last observations of ended episodes."""
+        """Per call of `end`: envs, columns of `_begun`, `_count` and last observations."""
         self._due = float("inf")
-        """Time of the next commit."""
+        """`time.monotonic()` at which the next commit is due."""
 
     def actions(self, action: Any, ids: Sequence[int]) -> Any:
-        """Return actions in the stored dtypes. Raises as vecenv's `step`, and `DatasetError` for unstorable values."""
+        """Return actions in the stored dtypes. Raises the errors of vecenv's `step` for wrong actions."""
         rows = batch_actions(action, ids, self._layout.action)
         if rows.__class__ is list:
             raise DatasetError(
@@ -113,9 +113,9 @@ class EpisodeRecorder:
             )
 
     def begin(self, ids: np.ndarray | None, obs: Any, seeds: Any = -1) -> None:
-        """Begin episodes of these envs (None: all), and abandon unfinished episodes.
+        """Begin episodes of these envs (None: all), and abandon their unfinished episodes.
 
-        `obs` are the first observations, unless `step` has recorded them. `seeds`: -1 without a seed.
+        `obs`: first observations, or None if the last `step` has recorded them. `seeds`: -1 without a seed.
         """
         self._check_open()
         envs = self._all if ids is None else ids
@@ -125,13 +125,12 @@ class EpisodeRecorder:
         self._is_recorded[envs] = True
 
     def discard(self, ids: Any = slice(None)) -> None:
-        """Abandon the unfinished episodes of these envs."""
         self._is_recorded[ids] = False
 
     def step(
         self, ids: np.ndarray | None, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any
     ) -> np.ndarray:
-        """Record a step of these envs (None: all), and return the rows that end episodes, for `end`."""
+        """Record a step of these envs (None: all). Return the indices of the rows that end episodes, for `end`."""
         self._check_open()
         n, buffer, obs = self.n, self._buffer, fit_rows(obs, self._layout.obs)
         if (
@@ -170,7 +169,7 @@ class EpisodeRecorder:
             )
 
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
-        """End the episodes of these envs. `last_obs` must not change later."""
+        """End the episodes of these envs. `last_obs` is not copied, so it must not change later."""
         rows, known = fit_rows(last_obs, self._layout.obs), self._is_recorded[envs]
         if np.count_nonzero(known) < len(envs):
             envs, rows = envs[known], nest.take(rows, known)
@@ -182,7 +181,7 @@ class EpisodeRecorder:
         """Pass finished episodes to the writer, and commit if due.
 
         Raises `DatasetError` if the disk is full, or if an episode has a NaN or infinite return. Other episodes
-        are kept.
+        are still stored.
         """
         with sigint_deferred():  # Ctrl-C would leave rows and counts inconsistent
             whole = self._extract_finished() if self._count.any() else ()
@@ -200,7 +199,6 @@ class EpisodeRecorder:
                     self._writer.commit()
 
     def _extract_finished(self) -> EpisodeBatch:
-        """Take finished episodes out of the buffer, and empty the buffer."""
         playing = self._is_recorded
         going = np.flatnonzero(playing & (self._first < self._count))
         episodes = [*self._ended, (going, self._begun[:, going], self._count[going], None)]
@@ -221,7 +219,7 @@ class EpisodeRecorder:
     def finish(self, complete: bool) -> None:
         """Commit, mark the data set as complete if `complete`, and unlock the folder.
 
-        A second call, and a call in a forked process, do nothing.
+        A second call, or a call in a forked process, has no effect.
         """
         if self._finished or os.getpid() != self._pid:
             return
@@ -235,7 +233,7 @@ class EpisodeRecorder:
                 self._writer.end()
 
     def finish_after(self, error: BaseException) -> None:
-        """Commit after an exception, and add an error of the commit as a note."""
+        """Commit after an exception. An error of the commit becomes a note of `error`."""
         try:
             self.finish(complete=False)
         except DatasetError as refused:

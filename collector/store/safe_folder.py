@@ -1,4 +1,4 @@
-"""`SafeFolder`: open files relative to a folder's descriptor, without following links; `FolderLock`."""
+"""`SafeFolder`: opens files in an untrusted folder without following links. `FolderLock`: admits one writer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ T = TypeVar("T")
 FILE, FOLDER = "file", "folder"
 PARTIAL = ".partial"
 LOCK = "writer.lock"
-DEEPEST = 8
+DEEPEST_FOLDER = 8
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFLNK: "link", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
-# Without O_NONBLOCK, opening a FIFO without a writer would block forever.
+# O_NONBLOCK, because opening a FIFO would otherwise wait for a process that writes to it.
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-# Names for system calls, so that tests can make each call fail.
+# Tests replace these names to make a system call fail.
 fsync, truncate = os.fsync, os.ftruncate
 unlink, rmdir, mkdir = os.unlink, os.rmdir, os.mkdir
 rename = os.replace
@@ -48,20 +48,17 @@ def write(fd: int, data: Any) -> None:
 
 
 class DatasetError(RuntimeError):
-    """A data set cannot be read or written, or episodes cannot be stored in it."""
+    """Raised if a data set cannot be read or written, or cannot store an episode."""
 
 
 class FolderInUseError(DatasetError):
-    """Another writer has locked the folder."""
+    """Raised if another writer has locked the folder."""
 
 
 class Closable:
-    """Owner of descriptors."""
-
     _fd = -1
 
     def close(self) -> None:
-        """Close. Safe to call twice."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -77,17 +74,17 @@ class Closable:
 
 
 class SafeFolder(Closable, os.PathLike[str]):
-    """A folder, held by its descriptor.
+    """Folder that is held open by a file descriptor.
 
-    The constructor's path may contain links. Inside the folder, a link raises `DatasetError`, even if it replaces a
-    folder after a check. Names are relative, such as "shards/000000/obs.npy".
+    The constructor's path may contain links. Inside the folder, each link raises `DatasetError`, even if another
+    process replaces a folder by a link after a check.
 
-    Methods raise FileNotFoundError for missing entries, `DatasetError` for other kinds of entries and failed reads, and
-    OSError for failed writes.
+    Methods raise FileNotFoundError for missing entries, `DatasetError` for entries of the wrong kind and failed reads,
+    and OSError for failed writes.
     """
 
     path: Path
-    """Path for messages, and for functions without descriptors."""
+    """Absolute path for messages, and for functions that take no descriptor."""
 
     def __init__(self, path: str | os.PathLike[str], fd: int | None = None) -> None:
         self.path = Path(os.path.abspath(path))
@@ -102,7 +99,7 @@ class SafeFolder(Closable, os.PathLike[str]):
 
     @classmethod
     def make(cls, path: str | os.PathLike[str]) -> SafeFolder:
-        """Open a folder, created with its parents if missing."""
+        """Open a folder. Create missing folders of the path."""
         whole = Path(os.path.abspath(path))
         there = next(each for each in (whole, *whole.parents) if each.exists())
         if not there.is_dir():
@@ -115,13 +112,11 @@ class SafeFolder(Closable, os.PathLike[str]):
 
     @property
     def fd_path(self) -> str:
-        """Path through the descriptor, for libraries that take paths. Valid until `close`, even if the folder is
-        replaced.
-        """
+        """Path through the descriptor, valid until `close` even if the folder is replaced."""
         return path_of_descriptor(self._fd) or str(self.path)
 
     def kind(self, name: str) -> str | None:
-        """Return FILE or FOLDER; None if missing."""
+        """Return FILE or FOLDER; None if missing. Raises `DatasetError` for links and other kinds."""
         try:
             mode = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mode
         except FileNotFoundError:
@@ -141,14 +136,13 @@ class SafeFolder(Closable, os.PathLike[str]):
         )
 
     def entries(self) -> list[tuple[str, str]]:
-        """Return name and kind of each entry, sorted."""
         with os.scandir(self._fd) as found:
             names = sorted((each.name, each.is_file(follow_symlinks=False)) for each in found)
         kinds = ((name, FILE if is_file else self.kind(name)) for name, is_file in names)
         return [(name, kind) for name, kind in kinds if kind is not None]
 
-    def check(self, depth: int = DEEPEST) -> None:
-        """Raise `DatasetError` for links at any depth, and for deep trees."""
+    def check(self, depth: int = DEEPEST_FOLDER) -> None:
+        """Raise `DatasetError` for links at any depth, and for `depth` or more nested folders."""
         if not depth:
             raise DatasetError(
                 f"{self.path} is nested deeper than a data set is, so do not trust the folder; choose another folder"
@@ -159,7 +153,7 @@ class SafeFolder(Closable, os.PathLike[str]):
                     below.check(depth - 1)
 
     def inside(self, name: str, *, make: bool = False) -> SafeFolder:
-        """Open a subfolder, created if missing with `make`."""
+        """Open a subfolder. `make` creates missing folders."""
         found = SafeFolder(self)
         for each in name.split("/") if name else ():
             with found as above:
@@ -211,13 +205,13 @@ class SafeFolder(Closable, os.PathLike[str]):
             return os.fstat(file.fileno()).st_size
 
     def write(self, name: str, data: Any) -> None:
-        """Replace a file's content on the disk, completely or not at all."""
-        self.kind(name)
+        """Replace a file. After a crash, the disk has the whole old or the whole new content."""
+        if self.kind(name) == FOLDER:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
         self.create(name + PARTIAL, data)
         self.rename(name + PARTIAL, name)
 
     def create(self, name: str, data: Any) -> None:
-        """Write a file, and flush."""
         fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             write(fd, data)
@@ -226,7 +220,6 @@ class SafeFolder(Closable, os.PathLike[str]):
             os.close(fd)
 
     def rename(self, old: str, new: str, to: SafeFolder | None = None) -> None:
-        """Rename, or move to the folder `to`, and flush."""
         rename(old, new, src_dir_fd=self._fd, dst_dir_fd=(to or self)._fd)
         (to or self).sync()
 
@@ -244,20 +237,20 @@ class SafeFolder(Closable, os.PathLike[str]):
 
 
 class FolderLock(Closable):
-    """Lock of a folder, through a file inside, until `close` or the end of the process.
+    """Lock of a folder until `close` or the end of the process, by `flock` on a file in the folder.
 
     Raises `FolderInUseError` immediately if another writer has the lock. Forked children do not inherit the lock, so
-    the folder of a killed job is free while its workers end.
+    a killed job's folder is free before its workers have ended.
     """
 
     def __init__(self, folder: SafeFolder) -> None:
         self._folder = folder
         _OPEN_LOCKS.add(self)
-        while not self._lock():  # the earlier holder has removed the file
+        while not self._lock():  # another writer has removed the file: retry
             super().close()
 
     def _lock(self) -> bool:
-        """Lock the file, and return whether it is still the file in the folder."""
+        """Lock the file, and return whether the folder still holds this file."""
         self._fd = self._folder.open(LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -276,15 +269,14 @@ class FolderLock(Closable):
         return True
 
     def remove_if_empty(self) -> None:
-        """Remove the folder if it contains only the lock."""
         if [name for name, _ in self._folder.entries()] == [LOCK]:
             self._folder.remove(LOCK)
-            with suppress(OSError):  # another writer has locked it
+            with suppress(OSError):  # another writer has made a new lock file
                 rmdir(self._folder.path)
 
     def close(self) -> None:
         if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a child, just forked, may still have the file open
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a child that was just forked may still have the file open
         super().close()
 
 
@@ -296,5 +288,5 @@ def _close_all() -> None:
         Closable.close(lock)
 
 
-# A forked child shares the open file that carries the lock, so the child closes its descriptors.
+# A forked child closes its copies of the descriptors, so that the locks end with the parent.
 os.register_at_fork(after_in_child=_close_all)

@@ -1,15 +1,17 @@
-"""Structs for the JSON of a data set: head, spaces and manifest lines. Values are checked when read.
+"""Structs for the JSON in dataset.json and manifest.jsonl. Readers check the values against these structs.
 
 Lines of manifest.jsonl::
 
     {"line": "layout", "obs": {"image": "|u1 84 84", "speed": "<f4"}, "action": "<i8", "reward": "<f8"}
     {"line": "shard", "shard": "shards/000000", "files": {"obs.npy": [23456, "<sha256>"], ...}, "compressed": false,
-     "steps": 5000, "episodes": [0, 1, 3, ...], "lengths": [...], "returns": [...], "failed": {"env": 1}}
-    {"line": "note", "failed": {"env": 1}, "state": ...}
+     "steps": 5000, "episodes": [0, 1, 3, ...], "lengths": [...], "returns": [...], "failed": {"retried": 1}}
+    {"line": "note", "failed": {"skipped": 1}, "state": ...}
     {"line": "end", "episodes": 400}
 
-The layout comes before the first shard. A complete data set ends with "end": only episodes with smaller numbers count.
-"failed" and "state" (for the next writer) are optional.
+- "layout": dtype and row shape of each array, for example "|u1 84 84". A list stands for a Tuple space.
+- "note": "failed" and "state" without a shard.
+- "end": the last line of a complete data set. Readers ignore episodes with numbers of `episodes` or more.
+- "failed" (failures since the previous line, by kind) and "state" (JSON for the next writer) are optional.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ try:
 except ImportError as error:
     raise ImportError("data sets need msgspec: pip install vecenv[data]", name="msgspec") from error
 
-LARGEST = 2**53
-"""Limit of integers that JSON readers with floats represent exactly."""
+MAX_EXACT_INT = 2**53
+"""Limit below which integers must be, because JSON readers may use float64."""
 LARGEST_SIZE = 2**48
-"""Limit of array sizes, so that products do not overflow int64."""
-DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
-Count = Annotated[int, Meta(ge=0, lt=LARGEST)]
+"""Each size in a shape is below this limit, so that a size in bytes fits into int64."""
+STORED_DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
+Count = Annotated[int, Meta(ge=0, lt=MAX_EXACT_INT)]
 Size = Annotated[int, Meta(ge=0, lt=LARGEST_SIZE)]
 Shape = Annotated[list[Size], Meta(max_length=32)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -39,16 +41,12 @@ class ManifestLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class LayoutLine(ManifestLine, tag="layout"):
-    """Row dtypes and shapes, as trees (tuples are lists)."""
-
     obs: Any
     action: Any
     reward: Annotated[str, Meta(pattern=r"^<f8( [0-9]{1,9})*\Z")]
 
 
 class Note(ManifestLine, tag="note"):
-    """Failures since the previous line, and state."""
-
     failed: dict[str, Count] = {}
     state: Any = None
 
@@ -56,11 +54,11 @@ class Note(ManifestLine, tag="note"):
 class ShardLine(Note, tag="shard", kw_only=True):
     shard: Annotated[str, Meta(pattern=r"^shards/[0-9]{6,12}\Z")]
     files: dict[str, tuple[Count, Sha256]]
-    """Size and hash of each file."""
+    """Bytes and hash of each file, by name."""
     compressed: bool
     steps: Count
     episodes: Annotated[list[Count], Meta(min_length=1)]
-    lengths: list[Annotated[int, Meta(ge=1, lt=LARGEST)]]
+    lengths: list[Annotated[int, Meta(ge=1, lt=MAX_EXACT_INT)]]
     returns: list[float]
 
     @property
@@ -72,8 +70,6 @@ class ShardLine(Note, tag="shard", kw_only=True):
 
 
 class End(ManifestLine, tag="end"):
-    """End of a complete data set."""
-
     episodes: Count
 
 
@@ -81,13 +77,13 @@ Line = LayoutLine | ShardLine | Note | End
 
 
 class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """gymnasium space: type and arguments, or only a text."""
+    """Type and arguments of a gymnasium space. The type "other" has only `text`, the repr."""
 
     type: Literal["Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple", "other"]
-    dtype: Literal[("", *DTYPES)] = ""  # type: ignore[valid-type]
+    dtype: Literal[("", *STORED_DTYPES)] = ""  # type: ignore[valid-type]
     shape: Shape = []
     low: Any = None
-    """Bound of a Box: a number, or a list in C order. Infinity is "inf"."""
+    """Bound of a Box: a number, or a list in C order. Infinity is "inf" or "-inf"."""
     high: Any = None
     n: int | Shape = 0
     nvec: list[Any] = []
@@ -97,7 +93,7 @@ class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Head(msgspec.Struct):
-    """Checked entries of dataset.json."""
+    """Entries of dataset.json that a reader checks."""
 
     format: Literal["vecenv dataset"]
     version: Literal[3]
@@ -113,7 +109,7 @@ convert = msgspec.convert
 
 
 def parse(data: bytes, kind: Any = Any) -> Any:
-    """Return the value of a JSON text in UTF-8, checked against `kind`. Raises ValueError.
+    """Decode JSON in UTF-8, and check the value against the type `kind`. Raises ValueError.
 
     >>> parse(b'{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
@@ -125,7 +121,7 @@ def parse(data: bytes, kind: Any = Any) -> Any:
 
 
 def dump(value: Any) -> bytes:
-    """Return a line of JSON without line end. Raises ValueError for NaN and infinity, TypeError for other objects.
+    """Return a line of JSON without line end. Raises ValueError for NaN and infinity, TypeError for unsupported types.
 
     >>> dump({"a": (1, 2.5)})
     b'{"a": [1, 2.5]}'
@@ -134,7 +130,7 @@ def dump(value: Any) -> bytes:
 
 
 def dump_line(line: Line) -> bytes:
-    """Return `dump(line)`. Raises ValueError also if readers of the manifest would refuse the line."""
+    """Return `dump(line)`. Also raises ValueError if readers would refuse the line."""
     data = dump(line)
     parse(data, Line)
     return data

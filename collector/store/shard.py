@@ -1,8 +1,4 @@
-"""Write and read a shard: a folder with a .npy or .npy.gz file per array of an `EpisodeLayout`.
-
-Sizes and hashes are checked against the manifest, dtypes and shapes against the layout. Files above
-128 KiB are memory-mapped, smaller files are read.
-"""
+"""Write and read a shard: a folder with the arrays of some episodes, in a .npy or .npy.gz file per array."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ import mmap
 import os
 import resource
 import sys
+import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,20 +24,31 @@ from collector.store.schema import ShardLine
 from collector.store.shard_layout import batch_of, check_whole
 
 LARGEST_INFLATED = 2**32
-"""Maximum bytes of a compressed shard. Larger shards are not compressed."""
+"""A compressed shard has at most this many bytes before compression. Larger shards are not compressed."""
 LONGEST_HEADER = 4096
 SMALL = 2**17
-"""Maximum bytes of a file that is read instead of mapped, because a mapping can hold a file descriptor."""
+"""Files of up to this size are read instead of memory-mapped, because a mapping may keep a file descriptor open."""
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+_header_lock = threading.Lock()
+"""Lock for numpy's header parser: Python before 3.11.8 and 3.12.2 may raise SystemError if two threads use `ast`."""
+
+
+def _renew_header_lock() -> None:
+    """Replace the lock in a forked process, because another thread may have held it."""
+    global _header_lock
+    _header_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_header_lock)
 
 
 def write_shard(
     folder: SafeFolder, name: str, columns: Mapping[str, Sequence[np.ndarray]], compress: bool
 ) -> tuple[dict[str, tuple[int, str]], bool]:
-    """Write a shard, flush, and rename at the end.
+    """Write a shard's files under a temporary name, flush them, and rename the folder.
 
-    Returns size and hash of each file, and whether the files are compressed. Equal arrays give equal bytes. Raises
-    OSError.
+    `columns` has each array in consecutive parts. Returns size and hash of each file, and whether the files are
+    compressed. Equal arrays give equal bytes.
     """
     files, size = {}, sum(part.nbytes for parts in columns.values() for part in parts)
     compress = compress and size <= LARGEST_INFLATED
@@ -68,10 +75,13 @@ def _npy_header(parts: Sequence[np.ndarray]) -> bytes:
 
 
 def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row: np.dtype, known: bool) -> np.ndarray:
-    """Return an array with `count` rows, as a view of the file or of the decompressed content.
+    """Return an array of the shape `(count, *row.shape)` and the dtype `row.base`.
 
-    Raises FileNotFoundError if the file is missing or differs from the manifest. `known` skips the hash. Other content
-    raises `DatasetError`, or an exception of numpy or zlib.
+    The array is a view of the file or of the decompressed content. `known` skips checks that an earlier call made: hash
+    and bool values.
+
+    Raises FileNotFoundError if the file is missing, or if its size or hash differs from the manifest. Raises
+    `DatasetError` if the file holds a different dtype or shape, or a bool that is neither 0 nor 1.
     """
     size, sha256 = record.files[file_name(name, record.compressed)]
     fd, nbytes = folder.open(file_name(name, record.compressed)), count * row.itemsize
@@ -89,7 +99,8 @@ def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row
     header = io.BytesIO(memoryview(data)[:LONGEST_HEADER])
     if np.lib.format.read_magic(header) != (1, 0):
         raise DatasetError(f"{name} is not in version 1.0 of numpy's .npy format")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(header, max_header_size=LONGEST_HEADER)
+    with _header_lock:
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(header, max_header_size=LONGEST_HEADER)
     if (dtype, shape) != (row.base, (count, *row.shape)) or (fortran and len(shape) > 1):
         raise DatasetError(f"{name} is {dtype} {str(shape)[:80]}, expected {row.base} {(count, *row.shape)}")
     if len(data) != header.tell() + nbytes:
@@ -101,7 +112,7 @@ def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row
 
 
 class Shards:
-    """Shards of a data set, checked when first opened.
+    """Shards of a data set by index. The first read of a shard checks it.
 
     The least recently used shards are closed if the open shards exceed `memory` bytes, or need too many file
     descriptors.
@@ -112,33 +123,34 @@ class Shards:
         self.records, self.layout, self._index = manifest.shards, manifest.layout, manifest.index
         self._bounds = np.searchsorted(self._index["shard"], np.arange(len(self.records) + 1))
         self._checked: set[int] = set()
-        self._open: OrderedDict[int, EpisodeBatch] = OrderedDict()
+        self._open: dict[int, EpisodeBatch] = {}
+        """Open shards by index, ordered by their last use."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         descriptors = 8192 if soft == resource.RLIM_INFINITY else max(64, min(8192, soft // 2))
         self._most_open = max(1, descriptors // (1 if self.layout is None else len(self.layout.arrays(0, 0))))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_open": OrderedDict()}
+        return {**vars(self), "_open": {}}
 
     def nbytes(self, which: int) -> int:
-        assert self.layout is not None, "shards come after the layout"
+        assert self.layout is not None, "a manifest with shards has a layout"
         return self.layout.nbytes(self.records[which].steps, len(self._entries(which)))
 
     def _entries(self, which: int) -> np.ndarray:
         return self._index[self._bounds[which] : self._bounds[which + 1]]
 
     def __getitem__(self, which: int) -> EpisodeBatch:
-        if which not in self._open:
-            found = self._read(which)
-            most = self._most_open - 1
-            while self._open and (len(self._open) > most or sum(map(self.nbytes, [which, *self._open])) > self.memory):
-                self._open.popitem(last=False)
-            self._open[which] = found
-        self._open.move_to_end(which)
-        return self._open[which]
+        # Several threads may read, so each access to the dict is a single call.
+        found = self._open.pop(which, None)
+        if found is None:
+            found, opened = self._read(which), list(self._open)
+            while opened and (len(opened) >= self._most_open or sum(map(self.nbytes, [which, *opened])) > self.memory):
+                self._open.pop(opened.pop(0), None)
+        self._open[which] = found
+        return found
 
     def check(self, which: int) -> None:
-        """Read and check a shard, even if already checked."""
+        """Check a shard again, and its rewards against the manifest. Raises `DatasetError`."""
         self._checked.discard(which)
         self._open.pop(which, None)
         if not np.allclose(self[which].returns, self._entries(which)["returns"], rtol=1e-9, atol=1e-9):
@@ -153,7 +165,8 @@ class Shards:
         path, layout = self.root / record.shard, self.layout
         if record.compressed and nbytes > LARGEST_INFLATED:
             raise DatasetError(
-                f"{path} declares {nbytes:,} bytes, but a compressed shard has at most {LARGEST_INFLATED:,}"
+                f"{path} decompresses to {nbytes:,} bytes according to {MANIFEST}, but a compressed shard has at most "
+                f"{LARGEST_INFLATED:,} bytes before compression"
             )
         try:
             assert layout is not None
@@ -166,8 +179,6 @@ class Shards:
                     raise DatasetError(f"its offsets do not match the lengths in {MANIFEST}")
                 if not np.array_equal(episodes.episode, entries["number"]):
                     raise DatasetError(f"its episodes do not match {MANIFEST}")
-                if episodes.seed.min() < -1 or episodes.env_id.min() < 0:
-                    raise DatasetError("it has a negative seed or env id")
                 check_whole(episodes, layout)
         except FileNotFoundError:
             raise mismatch(path) from None

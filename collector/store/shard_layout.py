@@ -1,6 +1,6 @@
-"""`EpisodeLayout`: names, dtypes and shapes of the arrays of a shard; pack episodes into these arrays.
+"""`EpisodeLayout`: names, dtypes and shapes of the arrays of a shard.
 
-A shard with E episodes and S steps holds
+A shard is a folder with a file per array. With E episodes and S steps, the arrays are
 
     obs          (S + E, ...)   also the last observation of each episode
     action       (S, ...)
@@ -27,31 +27,31 @@ import numpy as np
 from collector.batch.conversions import join
 from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch
 from collector.store.safe_folder import DatasetError
-from collector.store.schema import DTYPES, LayoutLine
+from collector.store.schema import STORED_DTYPES, LayoutLine
 from vecenv import nest
 from vecenv.extending import Layout as RowLayout
 from vecenv.extending import ObjectLeaf, common_layout
 
 OF_EPISODES = {"episode": "<i8", "seed": "<i8", "env_id": "<i4"}
-FLAGS = ("terminated", "truncated")
-DEEPEST = 32
+END_COLUMNS = ("terminated", "truncated")
+DEEPEST_TREE = 32
 
 
 @dataclass(frozen=True)
 class EpisodeLayout:
-    """Names, dtypes and shapes of the arrays with an entry per step or observation. Holds no arrays."""
+    """Names, dtypes and shapes of the arrays with an entry per step or observation."""
 
     names: dict[str, Any]
-    """Column to tree of array names."""
+    """Array name of each column. For Dict and Tuple data, a tree with an array name per leaf."""
     rows: dict[str, np.dtype]
-    """Array name to a dtype with the shape of a row."""
+    """Dtype and shape of a row, by array name."""
 
     @classmethod
     def of(cls, episodes: Episode | EpisodeBatch | LayoutLine) -> EpisodeLayout:
-        """Return the layout. Raises `DatasetError` for data that cannot be stored."""
+        """Return the layout of `episodes`. Raises `DatasetError` for data that cannot be stored."""
         obs = episodes.obs_parts[0] if isinstance(episodes, EpisodeBatch) else episodes.obs
         trees = {"obs": _rows("obs", obs)} | {key: _rows(key, getattr(episodes, key)) for key in ("action", "reward")}
-        trees |= {"reward": np.dtype(("<f8", trees["reward"].shape)), **dict.fromkeys(FLAGS, np.dtype("?"))}
+        trees |= {"reward": np.dtype(("<f8", trees["reward"].shape)), **dict.fromkeys(END_COLUMNS, np.dtype("?"))}
         names = {key: _named(key, tree) for key, tree in trees.items()}
         return cls(names, dict(_pairs(names, trees)))
 
@@ -60,7 +60,6 @@ class EpisodeLayout:
         return LayoutLine(*(nest.map(texts.__getitem__, self.names[key]) for key in ("obs", "action", "reward")))
 
     def arrays(self, steps: int, episodes: int) -> dict[str, tuple[int, np.dtype]]:
-        """Return the row count and row dtype of each array."""
         found = {name: (steps + episodes * is_of_obs(name), row) for name, row in self.rows.items()}
         found["offsets"] = episodes + 1, np.dtype("<i8")
         return found | {name: (episodes, np.dtype(dtype)) for name, dtype in OF_EPISODES.items()}
@@ -70,9 +69,9 @@ class EpisodeLayout:
 
 
 def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> RowLayout:
-    """Return dtypes and shapes of observations and actions.
+    """Return dtypes and shapes of the envs' observations and actions.
 
-    Raises `DatasetError` if they cannot be stored, for example because they differ between envs.
+    Raises `DatasetError` for spaces that cannot be stored, for example if two envs have different spaces.
     """
     layout = common_layout(observation_spaces, action_spaces)
     objects = [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, ObjectLeaf)]
@@ -96,7 +95,6 @@ def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) 
 
 
 def check_spaces(layout: EpisodeLayout, spaces: Mapping[str, Any]) -> None:
-    """Raise `DatasetError` if the arrays do not fit the spaces."""
     for name, space in spaces.items():
         if space is None:
             continue
@@ -120,7 +118,7 @@ def _rows_of_leaves(name: str, tree: Any) -> Any:
 
 
 def is_of_obs(name: str) -> bool:
-    """Return whether an array has an additional row per episode."""
+    """Return whether an array holds observations, with an additional row per episode."""
     return name == "obs" or name.startswith("obs.")
 
 
@@ -129,7 +127,7 @@ def _pairs(names: Any, tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _named(prefix: str, tree: Any) -> Any:
-    """Return a tree of array names.
+    """Return a tree with an array name per leaf.
 
     >>> _named("obs", {"a": np.zeros(1), "b": (np.zeros(1),)})
     {'a': 'obs.0', 'b': ('obs.1',)}
@@ -139,12 +137,9 @@ def _named(prefix: str, tree: Any) -> Any:
 
 
 def _rows(name: str, tree: Any, depth: int = 0) -> Any:
-    """Return a tree of row dtypes, from arrays or from JSON (tuples as lists, rows as text: "<f4 84 84").
-
-    Raises `DatasetError` for data that cannot be stored.
-    """
+    """Return dtype and shape of a row of each leaf. Leaves of `tree` are arrays, or texts such as "<f4 84 84"."""
     if isinstance(tree, (dict, list, tuple)):
-        if depth == DEEPEST:
+        if depth == DEEPEST_TREE:
             raise DatasetError(f"{name} has more nested levels than can be stored: flatten the space")
         if not isinstance(tree, dict):
             return tuple(_rows(name, child, depth + 1) for child in tree)
@@ -158,7 +153,7 @@ def _rows(name: str, tree: Any, depth: int = 0) -> Any:
         raise DatasetError(f"{name} holds Python objects; only arrays of numbers can be stored")
     else:
         dtype, shape = tree.dtype.newbyteorder("<").str, tree.shape[1:]
-    if dtype not in DTYPES:
+    if dtype not in STORED_DTYPES:
         raise DatasetError(
             f"{name} is {getattr(tree, 'dtype', dtype)}; only bool, integers and floats of up to 64 bits can be stored"
         )
@@ -173,7 +168,7 @@ def columns_of_shard(layout: EpisodeLayout, batches: Sequence[EpisodeBatch]) -> 
     columns: dict[str, list[np.ndarray]] = {name: [] for name in layout.rows}
     for batch in batches:
         trees = [("obs", part) for part in batch.obs_parts]
-        for key, tree in [*trees, *((key, getattr(batch, key)) for key in ("action", "reward", *FLAGS))]:
+        for key, tree in [*trees, *((key, getattr(batch, key)) for key in ("action", "reward", *END_COLUMNS))]:
             for name, array in zip(nest.leaves(layout.names[key]), nest.leaves(tree), strict=True):
                 columns[name].append(np.ascontiguousarray(array, layout.rows[name].base))
     lengths = np.concatenate([batch.lengths for batch in batches])
@@ -197,7 +192,7 @@ def batch_of(layout: EpisodeLayout, arrays: Mapping[str, np.ndarray]) -> Episode
 
 
 def check_whole(episodes: EpisodeBatch, layout: EpisodeLayout) -> None:
-    """Raise `DatasetError` for wrong lengths, partial episodes, and rewards or sums that are not finite."""
+    """Raise `DatasetError` for wrong lengths, shapes or seeds, partial episodes, and NaN or infinite rewards."""
     steps, count, offsets = len(episodes.reward), len(episodes), episodes.offsets
     expected = layout.arrays(steps, count)
     columns = columns_of_shard(layout, [episodes])
@@ -211,7 +206,15 @@ def check_whole(episodes: EpisodeBatch, layout: EpisodeLayout) -> None:
             f"the lengths of {count} episodes are {episodes.lengths[:5]}...; expected at least 1 each, and {steps} "
             "together, as many as there are rewards"
         )
-    if not np.array_equal(np.flatnonzero(episodes.terminated | episodes.truncated), offsets[1:] - 1):
+    if wrong := [
+        name for name, parts in columns.items() if any(part.shape[1:] != expected[name][1].shape for part in parts)
+    ]:
+        raise DatasetError(f"{wrong[0]} has the shape {columns[wrong[0]][0].shape}, expected a number per entry")
+    for name, least, most in (("seed", -1, 2**63), ("env_id", 0, 2**31)):
+        numbers = getattr(episodes, name)
+        if outside := numbers[(numbers < least) | (numbers >= most)].tolist():
+            raise DatasetError(f"an episode has the {name} {outside[0]}, expected at least {least} and below {most}")
+    if not np.array_equal(np.flatnonzero(columns["terminated"][0] | columns["truncated"][0]), offsets[1:] - 1):
         raise DatasetError(
             "only whole episodes can be stored: terminated or truncated must be True in the last step of each, and in "
             "no other step"
@@ -232,7 +235,7 @@ def check_whole(episodes: EpisodeBatch, layout: EpisodeLayout) -> None:
 
 
 def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
-    """Return episodes as a batch. Raises `DatasetError` if their arrays differ."""
+    """Return episodes as a batch, after a check of dtypes, shapes and lengths."""
     layout = EpisodeLayout.of(episodes[0])
     for episode in episodes:
         steps, rows = len(episode), [[*map(len, nest.leaves(tree))] for tree in (episode.obs, episode.action)]
@@ -246,18 +249,26 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
                 f"these episodes have different dtypes or shapes: {other.line()} and {layout.line()}; store them in "
                 "different folders"
             )
+    try:
+        numbers: dict[str, Any] = {
+            "episode": np.array([each.number for each in episodes], np.int64),
+            "seed": np.array([-1 if each.seed is None else each.seed for each in episodes], np.int64),
+            "env_id": np.array([each.env_id for each in episodes], np.int32),
+        }
+    except OverflowError:
+        raise DatasetError(
+            "an episode has a number or seed of 64 bits or more, or an env_id of 32 bits or more"
+        ) from None
     return EpisodeBatch(
         obs_parts=[each.obs for each in episodes],
         **join([{name: getattr(each, name) for name in EPISODE_COLUMNS[1:]} for each in episodes]),
         lengths=np.array([len(each) for each in episodes], np.int64),
-        episode=np.array([each.number for each in episodes], np.int64),
-        seed=np.array([-1 if each.seed is None else each.seed for each in episodes], np.int64),
-        env_id=np.array([each.env_id for each in episodes], np.int32),
+        **numbers,
     )
 
 
 def in_shards(batches: Sequence[EpisodeBatch], most: int) -> Iterator[list[EpisodeBatch]]:
-    """Yield groups of at most `most` episodes."""
+    """Group batches into shards of at most `most` episodes. A batch may be split."""
     group, room = list[EpisodeBatch](), most
     for batch in batches:
         while len(batch) > room:

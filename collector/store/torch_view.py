@@ -1,4 +1,4 @@
-"""Torch datasets over a `Dataset`, for a DataLoader with workers."""
+"""Torch datasets that `Dataset.as_torch` returns, for a DataLoader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 class TorchRows(TorchDataset[Any]):
-    """Transitions or episodes by index, as dicts of tensors. Episodes have different lengths."""
+    """Transitions or episodes by index, as dicts of tensors."""
 
     def __init__(self, dataset: Dataset, of_episodes: bool) -> None:
         self._dataset, self._of_episodes = dataset, of_episodes
@@ -48,7 +48,7 @@ class TorchRows(TorchDataset[Any]):
 
 
 class TorchBatches(IterableDataset[Any]):
-    """Random batches, as dicts of tensors. Each of k workers yields every k-th batch."""
+    """Random batches, as dicts of tensors. Each of a DataLoader's k workers yields every k-th batch."""
 
     def __init__(self, dataset: Dataset, batch_size: int, seed: int, passes: int | None) -> None:
         self._dataset, self._batch_size, self._seed, self._passes = dataset, batch_size, seed, passes

@@ -1,10 +1,10 @@
-"""`StoreWriter`: append episodes to a folder. A committed episode survives a kill at any time.
+"""`StoreWriter`: appends episodes to a data set on disk. A committed episode survives a kill at any time.
 
-A commit writes a shard under a temporary name, flushes and renames the shard, and flushes the folder. Then a line is
-appended to the manifest and flushed. Readers trust only the manifest:
+A commit writes a shard under a temporary name, flushes and renames it, and flushes the folder. Then the commit appends
+the shard's line to manifest.jsonl, and flushes.
 
-- A shard without a line, or with half a line, does not count. The next writer removes it.
-- If the line is complete, so is the shard.
+Readers trust only the manifest. A shard without a line, or with half a line, does not count. The next writer removes
+the shard.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from collector.store.dataset_folder import check_free, open_locked, remove_data,
 from collector.store.dataset_head import HEAD, head_bytes, head_changes, read_head, spaces_of
 from collector.store.manifest import LONGEST_LINE, MANIFEST, Manifest, read_lines, read_manifest
 from collector.store.safe_folder import PARTIAL, Closable, DatasetError, SafeFolder
-from collector.store.schema import LARGEST, End, LayoutLine, Note, ShardLine
+from collector.store.schema import MAX_EXACT_INT, End, LayoutLine, Note, ShardLine
 from collector.store.shard import mismatch, write_shard
 from collector.store.shard_layout import EpisodeLayout, check_spaces, check_whole, columns_of_shard, in_shards, pack
+from vecenv import nest
 
 _INTERRUPTED = "a commit was interrupted"
 SHARDS = "shards"
@@ -36,7 +37,7 @@ MOST_EPISODES = 2**20
 """Maximum episodes per shard, because a manifest line (70 bytes per episode) has a maximum length."""
 LARGEST_NOTE = LONGEST_LINE // 4
 _SHARD = re.compile(r"\d{6,12}(\.partial)?|w\d{3,9}", re.ASCII)
-"""Names of shards, and of folders with parts for `StoreWriter.adopt`."""
+"""Names of shards, and of folders in which Ray tasks write for `StoreWriter.adopt`."""
 
 
 class StoreWriter(Closable):
@@ -44,21 +45,21 @@ class StoreWriter(Closable):
 
     Args:
         folder: created with its parents if missing.
-        head: result of `make_head`, or None with `resume` to keep the folder's head.
-        resume: continue a data set with the same spaces and job. Uncommitted data are removed.
-        reopen: with `resume`, allow a complete data set, which is then incomplete until `end`.
+        head: result of `make_head`. With `resume`, None keeps the folder's head.
+        resume: continue a data set whose spaces and job are as in `head`. Uncommitted data are removed.
+        reopen: with `resume`, allow a complete data set. The data set is then incomplete until `end`.
         overwrite: remove a data set in the folder.
         compress: compress shards of up to 4 GiB: smaller, but slower.
-        check: with `resume`, called with the manifest before any change. Exceptions are passed on.
+        check: with `resume`, called with the manifest before any change.
 
-    Raises `DatasetError`, before any change, if the folder is locked by another writer, contains links, foreign files
-    or another data set, or cannot be written.
+    Raises `DatasetError`, before any change, if the folder cannot be written, is locked by another writer, or contains
+    links, foreign files or another data set.
 
     Example::
 
         with StoreWriter(folder, make_head(space, space)) as writer:
             writer.add(episodes)
-            writer.commit()                 # the episodes are safe now
+            writer.commit()
             writer.end()
     """
 
@@ -86,7 +87,7 @@ class StoreWriter(Closable):
         content = None if head is None else head_bytes(head)
         with writing(self.folder, "choose another folder"), ExitStack() as undo:
             self.opened, _ = open_locked(self.folder, undo)
-            """The open folder, also for other files of the caller."""
+            """Folder, opened and locked. The caller may write other files there."""
             if resume and self.opened.kind(HEAD):
                 self.manifest = _resume(self.opened, head, check, reopen)
             elif content is None:
@@ -108,8 +109,6 @@ class StoreWriter(Closable):
             self.opened.sync()
             self._files = undo.pop_all()
 
-    # Episodes
-
     @property
     def committed(self) -> np.ndarray:
         """int64: numbers of the committed episodes, in the order of their commits."""
@@ -118,14 +117,25 @@ class StoreWriter(Closable):
     def add(self, episodes: Episode | Sequence[Episode] | EpisodeBatch) -> None:
         """Add episodes to the next shard. An episode without a number gets the next free number.
 
-        Raises `DatasetError`, and adds no episode, if an episode is not whole, has infinite or NaN rewards, has other
-        arrays than earlier episodes, or has a used number.
+        An `Episode` is copied. The arrays of an `EpisodeBatch` must not change before the commit.
+
+        Raises `DatasetError`, and adds no episode, if an episode
+
+        - has no step, or arrays of wrong lengths,
+        - does not end (terminated or truncated) in its last step, or ends in an earlier step,
+        - has an infinite or NaN reward or sum of rewards,
+        - has other dtypes or shapes than the data set's spaces or earlier episodes,
+        - has a used number, or a seed or env id out of range.
         """
         several = [episodes] if isinstance(episodes, Episode) else episodes
         self._check_open()
         if not len(several):
             return
-        batch = self._numbered(several if isinstance(several, EpisodeBatch) else pack(several))
+        if not isinstance(several, EpisodeBatch):
+            several = pack(several)
+            # The caller may reuse the arrays before the commit. `pack` copies all columns except `obs`.
+            several = replace(several, obs_parts=[nest.map(np.array, part) for part in several.obs_parts])
+        batch = self._numbered(several)
         layout = EpisodeLayout.of(batch)
         check_whole(batch, layout)
         if self._layout is None:
@@ -150,8 +160,8 @@ class StoreWriter(Closable):
             free = max(self._next_number, int(numbers.max()) + 1)
             numbers = np.where(numbers < 0, free + np.cumsum(numbers < 0) - 1, numbers)
             episodes = replace(episodes, episode=numbers)
-        if numbers.max() >= LARGEST:
-            raise DatasetError(f"episode {numbers.max()} cannot be stored: its number must be below {LARGEST}")
+        if numbers.max() >= MAX_EXACT_INT:
+            raise DatasetError(f"episode {numbers.max()} cannot be stored: its number must be below {MAX_EXACT_INT}")
         fresh = numbers.tolist()
         if twice := self._used_numbers.intersection(fresh) or [
             each for each, count in Counter(fresh).items() if count > 1
@@ -162,10 +172,14 @@ class StoreWriter(Closable):
     def commit(self, *, failed: dict[str, int] | None = None, state: Any = None) -> None:
         """Write the added episodes as a shard, and append its line to the manifest.
 
-        `failed` counts failures since the last commit, by name. `state` is JSON for the next writer.
+        `failed` counts failures since the last commit, by kind. `state` is any value that JSON can express. The
+        manifest stores it for the next writer.
 
-        Raises `DatasetError` if the disk is full (`commit` can be retried). Before writing, raises `DatasetError` if
-        `state` is too large, and ValueError or TypeError if `failed` or `state` could not be read.
+        Raises `DatasetError` if the disk is full (`commit` can be retried). Before writing, raises
+
+        - `DatasetError` if `failed` and `state` are too long,
+        - TypeError if JSON cannot express a value's type,
+        - ValueError for NaN, infinity, or a count in `failed` that is negative or not an integer.
         """
         self._check_open()
         note = Note(failed or {}, state)
@@ -178,7 +192,6 @@ class StoreWriter(Closable):
                 with self._changing():
                     self.manifest.append([note])
             return
-        # A manifest line has a maximum length.
         *first, last = in_shards(self._waiting, MOST_EPISODES)
         self._waiting = [batch for group in (*first, last) for batch in group]
         for group in first:
@@ -213,15 +226,15 @@ class StoreWriter(Closable):
             self.waiting_bytes = sum(layout.nbytes(len(each.reward), len(each)) for each in self._waiting)
 
     def _new_name(self) -> str:
-        """Return an unused name, because a line that failed to flush may be on the disk."""
+        """Return an unused name. A failed commit's name is not reused, because its line may be on the disk."""
         self._next_shard += 1
         return f"{self._next_shard - 1:06d}"
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Make the writer unusable after an exception other than OSError and `DatasetError`, for example Ctrl-C.
+        """Make the writer unusable if the disk may differ from this object.
 
-        The disk and this object may then differ. The same holds if it is unknown where the manifest ends.
+        The disk may differ after an unexpected exception, such as Ctrl-C, or if a failed `append` cannot be undone.
         """
         self._broken = _INTERRUPTED
         try:
@@ -233,11 +246,11 @@ class StoreWriter(Closable):
         self._broken = ""
 
     def adopt(self, part: str) -> list[ShardLine]:
-        """Move the committed shards of the data set in the subfolder `part` here, and return their lines.
+        """Move the committed shards of the data set in the subfolder `part` into this data set. Return their lines.
 
-        A part may be adopted repeatedly while it is being written. The next writer removes moved shards without a line.
+        While a part is still being written, each call moves its new shards.
 
-        Raises `DatasetError` if the layout differs, a number is used already, or the disk refuses.
+        Raises `DatasetError` if the layout differs, a number is used already, or the disk cannot be written.
         """
         self._check_open()
         adopted = []
@@ -264,13 +277,12 @@ class StoreWriter(Closable):
                     adopted.append(line)
         return adopted
 
-    # End
-
     def end(self, *, episodes: int | None = None) -> None:
         """Commit, and mark the data set as complete. To leave the data set incomplete, call only `close`.
 
-        Only episodes with numbers below `episodes` count (None: all). Raises, before any change, `DatasetError` if
-        `episodes` is above 0 but there is no episode, and ValueError or TypeError if `episodes` is not a number from 0.
+        Readers see only episodes with numbers below `episodes` (None: all). Before any change, raises `DatasetError` if
+        `episodes` is above 0 but there is no episode, and ValueError or TypeError if `episodes` is negative or not an
+        integer.
         """
         self._check_open()
         line = End(self._next_number if episodes is None else episodes)
@@ -284,7 +296,7 @@ class StoreWriter(Closable):
             self.manifest.append([line])
 
     def close(self) -> None:
-        """Unlock the folder without a commit. Safe to call twice."""
+        """Unlock the folder. Uncommitted episodes are lost."""
         self._files.close()
         self._broken = self._broken or "it is closed"
 
@@ -301,10 +313,9 @@ def _resume(
     check: Callable[[Manifest], object] = lambda manifest: None,
     reopen: bool = False,
 ) -> Manifest:
-    """Remove uncommitted shards of a locked folder, and return its manifest.
+    """Check the data set in a locked folder, then remove uncommitted shards.
 
-    Raises `DatasetError`, before any change, if `head` has other spaces or another job, if a file of a shard is missing
-    or has another size, or if `reopen` is set and a complete data set has episodes that do not count.
+    Raises `DatasetError` before any change.
     """
     before = read_head(folder)
     if head is not None and (found := head_changes(before, head)):
@@ -325,8 +336,8 @@ def _resume(
     if reopen and manifest.end is not None:
         if surplus := int((manifest.index["number"] >= manifest.end).sum()):
             raise DatasetError(
-                f"{folder.path} is complete with {manifest.end:,} episodes, and holds {surplus:,} more that do not "
-                "count: choose another folder"
+                f"{folder.path} cannot be reopened: it was ended with {manifest.end:,} episodes, and readers ignore "
+                f"{surplus:,} more with higher numbers; choose another folder"
             )
         manifest.end, manifest.good_bytes = None, manifest.end_at
     committed = {shard.shard for shard in manifest.shards}

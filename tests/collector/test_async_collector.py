@@ -229,7 +229,7 @@ def test_what_the_vector_env_of_a_list_of_callables_waits_for() -> None:
     with AsyncDataCollector(cartpoles(3), None, frames_per_batch=10, wait_num=2) as collector:
         assert (collector.env.wait_num, collector.env.is_async) == (2, True)
         assert collector.rollout().frames == 10
-    with pytest.raises(ValueError, match="groups must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="groups must be an integer of at least 1, got 0"):
         AsyncDataCollector(cartpoles(3), None, frames_per_batch=10, groups=0)
 
 

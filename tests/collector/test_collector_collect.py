@@ -410,8 +410,8 @@ def test_reset_before_collect_leaves_episodes_and_passes_arguments_on(kind: type
     [
         ({}, "exactly one of n_step and n_episode; got n_step=None, n_episode=None"),
         ({"n_step": 1, "n_episode": 1}, "exactly one"),
-        ({"n_step": 0}, "n_step must be at least 1, got 0"),
-        ({"n_episode": -2}, "n_episode must be at least 1, got -2"),
+        ({"n_step": 0}, "n_step must be an integer of at least 1, got 0"),
+        ({"n_episode": -2}, "n_episode must be an integer of at least 1, got -2"),
         ({"n_step": 2.5}, "n_step must be a whole number, got 2.5"),
         ({"n_episode": "4"}, "n_episode must be a whole number, got '4'"),
         ({"n_step": 4, "on_episode": print}, "on_episode needs n_episode"),

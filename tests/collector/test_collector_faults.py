@@ -145,6 +145,43 @@ def test_where_nothing_is_left_to_go_on_with_the_error_says_so(kind: type) -> No
             collector.rollout()
 
 
+@kinds
+@pytest.mark.parametrize("tensors", [False, True])
+def test_a_shutdown_within_a_batch_is_said(kind: type, tensors: bool) -> None:
+    torch = pytest.importorskip("torch")
+    by_hook = True
+
+    def policy(obs: Any) -> Any:
+        if not by_hook:
+            collector.shutdown(close_env=False)
+        return torch.zeros(len(obs), dtype=torch.long)
+
+    def hook(step: Any) -> None:
+        if by_hook:
+            collector.shutdown(close_env=False)
+
+    for by_hook in (True, False):  # noqa: B007
+        with DummyVectorEnv(countdowns(3, 4)) as venv:
+            collector = kind(venv, policy, frames_per_batch=20, policy_device="cpu" if tensors else None)
+            with pytest.raises(RuntimeError, match="the collector was shut down during this batch") as caught:
+                collector.collect(n_step=20, on_step=hook)
+            assert not any("can continue" in note for note in getattr(caught.value, "__notes__", ()))
+            with pytest.raises(RuntimeError, match="the collector is shut down"):
+                collector.rollout()
+
+
+@kinds
+def test_a_batch_within_a_batch_is_refused(kind: type) -> None:
+    with kind(DummyVectorEnv(countdowns(3, 4)), zeros, frames_per_batch=20) as collector:
+        uses = [lambda step: collector.next(), lambda step: collector.collect(n_episode=2)]
+        if kind is AsyncDataCollector:
+            uses += [lambda step: collector.reset(0), lambda step: collector.set_seed(0)]
+        for use in uses:
+            with pytest.raises(RuntimeError, match="this collector is collecting a batch"):
+                collector.collect(n_step=20, on_step=use)
+            assert collector.collect(n_episode=4).lens.tolist() == [3, 3, 4, 4]
+
+
 def test_with_episode_seeds_a_failure_shuts_down() -> None:
     with SyncDataCollector(
         [partial(Breaks, 3)], zeros, frames_per_batch=4, episode_seeds=[(0, 1), (1, 2)]

@@ -161,6 +161,16 @@ def test_the_env_state_dict_is_what_the_transforms_have_learnt(device: Any) -> N
         np.testing.assert_equal(second.env.state_dict(), state["env_state_dict"])
 
 
+@kinds
+def test_steps_in_flight_do_not_change_loaded_statistics(kind: type) -> None:
+    with kind(env_fns(VECTOR), frames_per_batch=30, transforms=VecNorm(decay=0.9), backend="dummy") as collector:
+        collector.next()
+        state = collector.state_dict()
+        collector.next()
+        collector.load_state_dict(state)
+        np.testing.assert_equal(collector.env.state_dict(), state["env_state_dict"])
+
+
 def test_a_vector_env_stays_open_where_the_transforms_do_not_fit() -> None:
     with DummyVectorEnv(env_fns(VECTOR)) as venv:
         with pytest.raises(ValueError, match="finds no"):

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from collector import AsyncDataCollector, ExplorationType, SyncDataCollector, set_exploration_type
+from collector import AsyncDataCollector, ExplorationType, RandomPolicy, SyncDataCollector, set_exploration_type
 from tests.support.backends import FULL
 from tests.support.collector_envs import backends, cartpoles, kinds
 from tests.support.countdown import Countdown
@@ -94,6 +94,24 @@ def test_evaluation_leaves_the_training_as_it_is(kind: type, backend: str) -> No
             assert collector.frames == 90
         found.append(np.concatenate(steps, axis=1))
     np.testing.assert_array_equal(*found)
+
+
+@kinds
+def test_random_actions_of_the_training_continue(kind: type) -> None:
+    """A `RandomPolicy` that was passed to the collector has a random stream per training env."""
+
+    def actions(evaluate: bool) -> Any:
+        with DummyVectorEnv(fns()) as env:
+            policy = RandomPolicy(env.action_space)
+        with kind(fns(), policy, frames_per_batch=30, backend="dummy") as collector:
+            collector.set_seed(1)
+            if evaluate:
+                collector.evaluate(4, seed=2)
+                with DummyVectorEnv(fns(2)) as fewer:
+                    assert len(collector.evaluate(4, seed=2, eval_env=fewer).returns) == 4
+            return collector.next().action
+
+    assert np.array_equal(actions(evaluate=True), actions(evaluate=False))
 
 
 @kinds
@@ -279,7 +297,7 @@ def test_after_the_last_batch_it_makes_envs_and_closes_them() -> None:
 
 def test_wrong_arguments() -> None:
     with SyncDataCollector(fns(), Policy(), frames_per_batch=9) as collector:
-        with pytest.raises(ValueError, match="n_episode must be at least 1"):
+        with pytest.raises(ValueError, match="n_episode must be an integer of at least 1"):
             collector.evaluate(0)
         with pytest.raises(ValueError, match="an exploration type is one of random, mode, mean; got 'best'"):
             collector.evaluate(1, "best")

@@ -1,4 +1,4 @@
-"""`export`: write a data set in the format of another tool, completely or not at all."""
+"""`export`: writes a data set in the format of another tool, completely or not at all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.store.dataset import Dataset
+from collector.store.manifest import MANIFEST
 from collector.store.safe_folder import DatasetError
 
 TARGETS = {"parquet": "arrow_files", "lerobot": "arrow_files", "minari": "minari_datasets"}
@@ -21,11 +22,11 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
     - `to="parquet"`: a folder with steps.parquet (a row per observation) and episodes.parquet.
     - `to="lerobot"`: a folder in LeRobot's format v3, without the last observation of an episode
       (docs/guides/datasets.md). Options: `fps` (30), `task`, `robot_type`.
-    - `to="minari"`: a Minari data set, read back and compared. Options: `dataset_id`, and metadata such as
+    - `to="minari"`: a Minari data set, which is read back and compared. Options: `dataset_id`, and metadata such as
       `description`. Minari finds the data set if `out` is MINARI_DATASETS_PATH/namespace/name-v0.
 
-    Raises ValueError for an unknown `to`, `DatasetError` if `out` exists, if episodes or required spaces are missing,
-    or if the disk is full, and ImportError if a package is missing.
+    Raises ValueError for an unknown `to`, and ImportError if a package is missing. Raises `DatasetError` if `out`
+    exists or is inside a data set, if episodes or required spaces are missing, or if the disk is full.
 
     Example::
 
@@ -40,6 +41,10 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
     write, out = getattr(importlib.import_module(f"{__name__}.{TARGETS[to]}"), f"write_{to}"), Path(out)
     if out.exists():
         raise DatasetError(f"{out} exists; choose another place, or remove it")
+    here = out.parent.resolve()
+    for above in (here, *here.parents):
+        if os.path.exists(above / MANIFEST):  # False if the folder cannot be searched
+            raise DatasetError(f"{out} is inside of the data set {above}; choose another place")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".partial", dir=out.parent) as folder:

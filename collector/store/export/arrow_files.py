@@ -18,6 +18,7 @@ from collector.store.dataset import Dataset, Transitions
 from collector.store.safe_folder import DatasetError
 from collector.store.shard_layout import EpisodeLayout, arrays_of, is_of_obs
 from vecenv import nest
+from vecenv.extending import at_least_one
 
 try:
     import pyarrow as pa
@@ -37,8 +38,7 @@ def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
     """Write steps.parquet and episodes.parquet.
 
     The last row of an episode (`is_last`) has only an observation; its other values are 0. A scalar is a number, a
-    uint8 array with several dimensions is binary, and any other array is a flat list of fixed size. Field metadata hold
-    dtype and shape.
+    uint8 array with several dimensions is binary, and any other array is a flat list of fixed size.
     """
     layout = dataset.layout
     assert layout is not None
@@ -111,9 +111,10 @@ def _rows(block: EpisodeBatch, layout: EpisodeLayout) -> dict[str, np.ndarray]:
 def write_lerobot(
     dataset: Dataset, out: Path, *, name: Path, fps: int = 30, task: str = "", robot_type: str | None = None
 ) -> None:
-    """Write `observation.state`, `observation.image` or `observation.KEY`, likewise `action`."""
+    """Write features named `observation.state`, `observation.image` or `observation.KEY`, `action` or `action.KEY`."""
     assert dataset.layout is not None
     _check_sizes(dataset.layout)
+    fps = at_least_one("fps", fps)
     job = dataset.head.get("job")
     task = task or (str(job.get("env", name.name)) if isinstance(job, dict) else name.name)
     ends, count = np.cumsum(dataset.lengths), len(dataset)

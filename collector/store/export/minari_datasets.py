@@ -1,4 +1,4 @@
-"""Export to Minari."""
+"""Export of a data set to Minari."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
     spaces = dataset.observation_space, dataset.action_space
     if None in spaces:
         raise DatasetError(f"{dataset.folder} has no spaces in its head, but Minari needs them: export as Parquet")
+    for kind, space in zip(("observation", "action"), spaces, strict=True):
+        _check_keys(f"{dataset.folder}: {kind}", space)
     out.mkdir(parents=True)
     storage = MinariStorage.new(out / "data", *spaces, _spec(dataset.head), data_format="hdf5", jpeg_encoding=False)
     version = {"minari_version": minari.__version__, "dataset_id": dataset_id or id_of(name)}
@@ -45,8 +47,20 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
         raise DatasetError(f"Minari reads other episodes from {out} than {dataset.folder} has: export as Parquet")
 
 
+def _check_keys(path: str, space: Any) -> None:
+    """Raise `DatasetError` for a key of a Dict space that is not a name in an HDF5 file."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        for key, part in space.items():
+            if key in ("", ".") or "/" in key or "\0" in key:
+                raise DatasetError(f"{path} has the key {key!r}, which a Minari file cannot hold: export as Parquet")
+            _check_keys(f"{path}[{key!r}]", part)
+    elif isinstance(space, gymnasium.spaces.Tuple):
+        for i, part in enumerate(space):
+            _check_keys(f"{path}[{i}]", part)
+
+
 def id_of(out: Path) -> str:
-    """Return the id under which Minari finds the folder."""
+    """Return the id in the path, or an id made of the folder's name."""
     ending = "/".join(out.absolute().parts[-2:])
     return ending if _ID.fullmatch(ending) else f"vecenv/{re.sub(r'[^A-Za-z0-9_-]', '-', out.name)}-v0"
 
@@ -65,7 +79,7 @@ def _buffer(episode: Episode, place: int) -> Any:
 
 
 def _spec(head: dict[str, Any]) -> Any:
-    """Return the job env's spec if registered. Names are never imported."""
+    """Return the spec of the job's env if registered. No module is imported."""
     job = head.get("job")
     name = job.get("env") if isinstance(job, dict) else None
     return gymnasium.registry.get(name) if isinstance(name, str) else None

@@ -1,4 +1,4 @@
-"""Operations on a batch: flatten, split, move, and the form that torchrl has."""
+"""Operations on a batch: flatten, split, move to a device, and convert to torchrl's form."""
 
 from __future__ import annotations
 

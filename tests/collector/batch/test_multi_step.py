@@ -1,4 +1,4 @@
-"""MultiStep: rewards, next observations and ends of several steps, beside a loop that says what they are."""
+"""MultiStep: n-step rewards, next observations and ends equal the results of a plain loop."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""RayCollector on real clusters: three nodes on this machine, and actors that are killed, held or cannot be placed."""
+"""RayCollector on three nodes on this machine: actors are killed, hang or find no place."""
 
 from __future__ import annotations
 

@@ -60,6 +60,21 @@ class LocalRay:
         return reference.call()
 
 
+class Stateful:
+    """Policy with a state, but not a torch module."""
+
+    value = 0
+
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        return np.full(len(obs), self.value)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int], strict: bool = True) -> None:
+        self.value = state["value"]
+
+
 class Reference:
     def __init__(self, index: int | None, call: Callable[[], Any]) -> None:
         self.index, self.call = index, call
@@ -231,6 +246,16 @@ class TestBatches:
         assert all((batch.reward == 1).all() for batch in before + after)
         assert max(batch.traj_ids.max() for batch in before) < state["traj_pool"]
         assert min(batch.traj_ids.min() for batch in after) >= state["traj_pool"]
+
+    def test_a_loaded_state_leaves_the_object_of_the_driver_unchanged(self) -> None:
+        policy = Stateful()
+        with RayCollector(countdowns(3), policy, num_actors=2, frames_per_batch=8) as collector:
+            state = collector.state_dict()
+            collector.load_state_dict({**state, "policy_state_dict": {"value": 1}})
+            assert (collector.next().action == 1).all()
+            assert collector.evaluate(2, keep=True).batch.action.all()
+            assert collector.state_dict()["policy_state_dict"] == {"value": 1}
+        assert policy.value == 0
 
     def test_what_is_in_flight_is_bounded_and_discarded_by_reset_and_set_seed(self, ray: LocalRay) -> None:
         options = {"num_actors": 3, "frames_per_batch": 10, "sync": False}
@@ -429,7 +454,7 @@ REFUSED = (
     ({"num_actors": 0}, ValueError, "num_actors must be an integer of at least 1"),
     ({"straggler_timeout": 1.0, "sync": False}, ValueError, "straggler_timeout needs sync=True"),
     ({"max_in_flight": 2}, ValueError, "max_in_flight above 1 needs sync=False"),
-    ({"max_bytes_in_flight": 0}, ValueError, "max_bytes_in_flight must be at least 1"),
+    ({"max_bytes_in_flight": 0}, ValueError, "max_bytes_in_flight must be an integer of at least 1"),
     ({"policy_device": "cuda"}, ValueError, r"num_gpus is 0: pass actors=ActorConfig\(num_gpus=1\)"),
     ({"total_frames": 30, "frames_per_batch": 20}, ValueError, "not a multiple of frames_per_batch"),
     ({"create_env_kwargs": [{}, {}, {}]}, ValueError, "3 entries for 2 actors"),

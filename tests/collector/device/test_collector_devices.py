@@ -1,4 +1,4 @@
-"""The collectors with the policy on a device: the data is that of arrays, on CUDA and on a double that copies late."""
+"""Collectors with the policy on a device give the same data as with arrays. The device is CUDA or a stand-in."""
 
 from __future__ import annotations
 

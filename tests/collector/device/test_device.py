@@ -1,4 +1,4 @@
-"""Between numpy and torch: nothing copied on the CPU; staged, and waited for once a round, on CUDA."""
+"""Transfers between numpy and torch: no copy on the CPU. On CUDA, copies are staged, and awaited once per round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""to_torchrl: vector envs of ours as envs of TorchRL, by TorchRL's own checks, rollouts and transforms."""
+"""to_torchrl: our vector envs pass TorchRL's env checks, and work with its rollouts and transforms."""
 
 from __future__ import annotations
 

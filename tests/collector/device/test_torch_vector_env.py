@@ -1,4 +1,4 @@
-"""A vector env with tensors returns what the one with arrays returns, on any device."""
+"""A vector env with tensors returns the same values as with arrays, on any device."""
 
 from __future__ import annotations
 
@@ -256,7 +256,9 @@ class TestAround:
 
 class TestBadInput:
     def test_a_single_env_is_refused(self) -> None:
-        with pytest.raises(TypeError, match=r"got CountingEnv; make one .* DummyVectorEnv\(\[lambda: env\]\)"):
+        with pytest.raises(
+            TypeError, match=r"got CountingEnv; for a single env, pass DummyVectorEnv\(\[lambda: env\]\)"
+        ):
             TorchVectorEnv(counting(1)[0](), "cpu")
 
     def test_two_around_each_other_are_refused(self) -> None:

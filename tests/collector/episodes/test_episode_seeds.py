@@ -1,4 +1,4 @@
-"""`episode_seeds=` of a collector: each episode is the same wherever, whenever and beside whatever it is played."""
+"""`episode_seeds=` of a collector: an episode does not depend on its env, its time or the other episodes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from collector import (
     EpisodeCutter,
     EpisodeSeeds,
     MLPPolicy,
+    MultiStep,
     RandomPolicy,
     SyncDataCollector,
     action_seed,
@@ -361,6 +362,39 @@ def test_an_episode_that_broke_off_can_be_played_again(tmp_path):
             lengths |= {episode.number: len(episode) for episode in cutter.cut(stats.batch)}
     assert sorted(broken) == [1, 4]
     assert lengths == dict.fromkeys(range(6), 6)
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+@pytest.mark.parametrize("frames", [4, 60])
+def test_an_episode_that_is_played_twice_in_a_row_is_two_episodes(frames, steps):
+    seeds, cutter = EpisodeSeeds(SEED, numbers=[5] * 4), EpisodeCutter()
+    episodes, lengths, split = list[Episode](), list[int](), 0
+    with SyncDataCollector(countdowns(steps), frames_per_batch=frames, episode_seeds=seeds) as collector:
+        while not collector.all_played:
+            stats = collector.collect(n_step=frames)
+            lengths += stats.lens.tolist()
+            episodes += cutter.cut(stats.batch)
+            rows = stats.batch.split_trajectories()
+            split += int(rows.done.sum())
+            assert rows.obs.shape[:2] == rows.shape
+            assert rows.done.any(1).all() or frames < steps
+            multi = MultiStep(3, gamma=1.0)(stats.batch)
+            assert (multi.extras["steps"] <= steps - multi.step_count).all()
+    assert lengths == [len(episode) for episode in episodes] == [steps] * 4
+    assert split == 4
+
+
+def test_rows_of_two_envs_in_the_same_episode_are_not_joined():
+    """Env 1 ends episode 5 in the first rows of a batch, and env 0 begins episode 5 in the last row."""
+    seeds = [(7, 0), (5, 0), (5, 0), (8, 0), (9, 0), (10, 0)]
+    with SyncDataCollector(countdowns(3, 2), frames_per_batch=8, episode_seeds=seeds) as collector:
+        for batch in collector:
+            flat = batch.flatten()
+            rows, steps = np.nonzero(batch.mask)
+            for tree, other in ((flat.next.obs, batch.next.obs), (flat.next.step_count, batch.next.step_count)):
+                assert np.array_equal(tree, other[rows, steps])
+            last = np.flatnonzero(np.diff(flat.env_ids, append=-1))
+            assert flat.to_tensordict()["next", "done"][last].all()
 
 
 # What cannot be.

@@ -224,7 +224,7 @@ class TestFailures:
         fails = job(**counting(every=1), episodes=3)
         with pytest.raises(JobFailedError, match=ALL_FAILED):
             run_job(fails, tmp_path / "a")
-        with pytest.raises(JobFailedError, match="each of its 3 episodes failed in an earlier run"):
+        with pytest.raises(JobFailedError, match="each of the job's 3 episodes failed in an earlier run"):
             resume_job(tmp_path / "a", fails)
 
     @FULL

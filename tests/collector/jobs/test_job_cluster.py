@@ -153,7 +153,7 @@ def test_whenever_tasks_die_each_episode_is_there_once(
     data, whole = Dataset(tmp_path / "a"), Dataset(tmp_path / "whole")
     assert (state.status, state.episodes, state.steps) == ("complete", len(whole), whole.steps)
     lost = [note.split(" ", 1)[1] for note in state.notes]
-    assert lost == ["tasks failed, and what they had was played again"] * (seed > 0)
+    assert lost == ["tasks failed, and their uncommitted episodes were played again"] * (seed > 0)
     assert data.verify() == []
     assert not [*(tmp_path / "a/shards").glob("w*")], "also of tasks that were not needed any more"
     assert_same(tmp_path / "a", tmp_path / "whole")
@@ -175,7 +175,10 @@ def test_what_the_tasks_of_a_lost_node_had_is_played_again_at_once(
     monkeypatch.setattr(ray_player, "start_task", start_task)
     wanted = job(**counting(), episodes=EPISODES, shard_bytes=1000)
     state = run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=2)
-    notes = ["1 tasks failed, and what they had was played again", "they ran on the nodes lost (1)"]
+    notes = [
+        "1 tasks failed, and their uncommitted episodes were played again",
+        "the failed tasks ran on the nodes lost (1)",
+    ]
     assert state.notes == notes * has_begun
     assert here.ended, "the task whose node is lost"
     assert_same(tmp_path / "a", uninterrupted)

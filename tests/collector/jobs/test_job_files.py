@@ -18,8 +18,10 @@ from gymnasium.wrappers import FlattenObservation
 
 from collector import Dataset, Job, load_job, run_job
 from collector.__main__ import main
-from collector.jobs.job import JobError
+from collector.jobs.job import Call, JobError, as_record
 from collector.jobs.job_files import with_settings
+from collector.jobs.job_progress import JobState
+from collector.jobs.report import make_console, summary
 from tests.support.backends import FULL
 from tests.support.job_envs import HERE
 from tests.support.paths import ROOT
@@ -61,6 +63,8 @@ class TestFiles:
         assert job.env_kwargs == {"sutton_barto_reward": True}
         (tmp_path / "a.yaml").write_text(YAML)
         assert load_job(tmp_path / "a.yaml") == job
+        file.write_text(TOML, "utf-8-sig")
+        assert load_job(file) == job
         names = ("env", "num_envs", "backend", "episodes", "seed", "wrappers", "env_kwargs")
         (tmp_path / "a.json").write_text(json.dumps({name: getattr(job, name) for name in names}))
         assert load_job(tmp_path / "a.json") == job
@@ -72,6 +76,12 @@ class TestFiles:
             ("num_workers = 'two'", "num_workers: Expected `int | null`, got `str`: 'two'"),
             ("max_failed = 1.5", "max_failed: Expected `int`, got `float`: 1.5"),
             ("retries = -1", "retries: Expected `int` >= 0, got -1"),
+            ("transforms = {call = 'A', kwargs = {a = 2026-01-01}}", "kwargs of A.a: datetime.date(2026, 1, 1) (date)"),
+            (
+                "transforms = [{call = 'VecNorm', kwargs = {a = [1, nan]}}]",
+                "kwargs of VecNorm.a[1]: nan (float) cannot",
+            ),
+            ("ray.num_cpus = inf", "ray.num_cpus: inf (float) cannot be stored"),
             ("policy_threads = 65537", "policy_threads: Expected `int` <= 65536, got 65537"),
             ("transforms = [{call = 'VecNorm', kwarg = {}}]", "transforms[0]: Object contains unknown field `kwarg`"),
             ("steps = 3", "a job has either episodes = N or steps = N, not both"),
@@ -91,6 +101,27 @@ class TestFiles:
             assert str(file) in str(error.value)
             assert message in str(error.value)
 
+    @pytest.mark.parametrize(
+        "value", [b"a", {1}, {1: 2}, [np.float32(1)], np.zeros(1), Path("a"), float("inf")], ids=repr
+    )
+    def test_arguments_that_a_resumed_job_would_read_as_others_are_refused(self, value: Any) -> None:
+        with pytest.raises(JobError, match=r"env_kwargs.*cannot be stored"):
+            Job(env="CartPole-v1", episodes=1, env_kwargs={"limit": value})
+        with pytest.raises(JobError, match="env must be a name or module:name, got ':'"):
+            Job(env=":", episodes=1)
+        with pytest.raises(JobError, match="seed: Expected `int` <= 9223372036854775807"):
+            Job(env="CartPole-v1", episodes=1, seed=2**63)
+
+    def test_tuples_are_lists_as_in_a_resumed_job(self) -> None:
+        calls = [Call("ResizeObservation", {"shape": (2, 2)}), "FlattenObservation"]
+        options: dict[str, Any] = {"policy": "mlp", "policy_kwargs": {"hidden": (8, 8)}, "wrappers": calls}
+        job = Job(env="CartPole-v1", episodes=1, env_kwargs={"deep": [{"size": (1, (2,))}]}, **options)
+        assert job.env_kwargs == {"deep": [{"size": [1, [2]]}]}
+        assert job.policy_kwargs == {"hidden": [8, 8]}
+        assert job.wrappers == (Call("ResizeObservation", {"shape": [2, 2]}), "FlattenObservation")
+        assert calls[0].kwargs == {"shape": (2, 2)}
+        assert Job(**json.loads(json.dumps(as_record(job)))) == job
+
     def test_files_that_are_none(self, tmp_path: Path) -> None:
         for name, message in (("job.txt", r"must end in \.toml, \.json"), ("none.toml", "No such file")):
             with pytest.raises(JobError, match=message):
@@ -104,10 +135,12 @@ class TestFiles:
         assert (job.steps, job.episodes, job.num_envs, job.policy) == (1000, None, 1000, "mlp")
         assert job.env_kwargs == {"sutton_barto_reward": False}
         assert type(job.steps) is int
+        assert with_settings(job, ["checkpoint=NaN"]).checkpoint == "NaN"
         for setting, message in (
             ("steps", "takes name=value"),
             ("step=3", "did you mean 'steps'"),
             ("seed.a=1", "has no"),
+            ('env_kwargs={"limit": Infinity}', "is not JSON: Infinity is not a number of JSON"),
         ):
             with pytest.raises(JobError, match=message):
                 with_settings(job, [setting])
@@ -216,6 +249,26 @@ class TestCommandLine:
         assert "--overwrite" in capsys.readouterr().err
         assert main(["run", str(file), "--resume", "--set", "seed=5", "--out", str(folder)]) == 2
         assert "has changed: seed was 4, and is 5" in capsys.readouterr().err
+
+    @pytest.mark.usefixtures("fonts")
+    @pytest.mark.parametrize("command", ["plot", "video"])
+    def test_pictures_that_cannot_be_written_are_said_in_a_line(
+        self, command: str, tmp_path: Path, capsys: Any
+    ) -> None:
+        pytest.importorskip("imageio_ffmpeg")
+        run_job(Job(env="CartPole-v1", backend="dummy", num_envs=1, episodes=1), tmp_path / "a")
+        (tmp_path / "file").touch()
+        (tmp_path / "b").mkdir()
+        for out in {"plot": ["none/a.png", "b"], "video": ["file/videos", "file"]}[command]:
+            assert main([command, str(tmp_path / "a"), "--out", str(tmp_path / out)]) == 1
+            assert f"cannot write to {tmp_path / out}: " in capsys.readouterr().err
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "file"]
+
+    def test_the_advice_names_a_folder_with_brackets(self, tmp_path: Path, capsys: Any) -> None:
+        for name in ("run[lr=0.1]", "a[/b]"):
+            state = JobState(job=Job(env="CartPole-v1", episodes=1), out=tmp_path / name, status="interrupted")
+            make_console().print(summary(state, None), soft_wrap=True)
+            assert f"python -m collector resume '{tmp_path / name}'" in capsys.readouterr().out
 
     def test_json_is_alone_on_standard_output(self, file: Path, tmp_path: Path, capsys: Any) -> None:
         assert main(["run", str(file), "--no-plot", "--json", "--out", str(tmp_path / "a")]) == 0

@@ -1,4 +1,4 @@
-"""Jobs that SIGKILL ends at any moment lose no committed episode, and store none twice.
+"""SIGKILL at any moment: jobs lose no committed episode, and store none twice.
 
 `python -m tests.fuzz.kills` kills 200 times.
 """

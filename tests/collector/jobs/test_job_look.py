@@ -49,6 +49,18 @@ class TestReplay:
         assert main(["verify", str(tmp_path)]) == 1
         assert str(shard.parent) in capsys.readouterr().out
 
+    @pytest.mark.parametrize("policy", ["random", f"{HERE}:Drawing"])
+    def test_an_env_that_has_changed_differs(self, policy: str, tmp_path: Path) -> None:
+        run_job(job(policy=policy, episodes=3), tmp_path)
+        for changed in (counting(), counting(every=1, at="reset"), {"env": f"{HERE}:Words", "env_kwargs": {}}):
+            change_job(tmp_path, **changed)
+            if policy == "random" and "Words" in changed["env"]:
+                continue  # a job refuses its observations
+            found = replay_episodes(tmp_path, 3, [HERE])
+            assert all(text.startswith(("obs differs from step 0 on", "its env failed")) for text in found.values()), (
+                found
+            )
+
     def test_it_is_played_on_the_device_of_the_job(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A job ran without a GPU, and is verified on a machine with a GPU."""
         pytest.importorskip("torch")

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from collector import Dataset
+from collector import Dataset, DatasetError
 from collector.__main__ import main, script
 from collector.jobs.dataset_info import dataset_info
 from collector.jobs.job import JobError
@@ -318,11 +318,15 @@ class TestAllowed:
     def test_no_prefix_allows_an_env_that_its_kwargs_name(
         self, own: str, version: str, folder: Path, canary: Path
     ) -> None:
-        for prefix in ("", "own_package:", "own_package.inner:", "gymnasium:", "ale_py:", ":"):
+        for prefix in ("", "own_package:", "own_package.inner:", "gymnasium:", "ale_py:"):
             change(folder, env(f"{prefix}{own}{version}", env_id=f"{MODULE}:X-v0"))
             for use in (resume_job, partial(replay_episodes, count=1)):
                 with pytest.raises(JobError, match="which --allow-import cannot allow"):
                     use(folder, allow_import=["own_package", "own_package.inner", "gymnasium", "ale_py"])
+        change(folder, env(f":{own}{version}", env_id=f"{MODULE}:X-v0"))
+        for use in (resume_job, partial(replay_episodes, count=1)):
+            with pytest.raises(DatasetError, match="env must be a name or module:name"):
+                use(folder, allow_import=["own_package"])
         assert not canary.exists()
 
     def test_what_it_has_from_elsewhere_does_not(self, folder: Path) -> None:

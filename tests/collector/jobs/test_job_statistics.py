@@ -1,6 +1,4 @@
-"""Transforms with statistics in jobs: kept statistics continue in a resumed job, frozen statistics make it
-repeatable.
-"""
+"""Transforms with statistics: a resumed job continues the statistics. With frozen statistics, a job is repeatable."""
 
 from __future__ import annotations
 

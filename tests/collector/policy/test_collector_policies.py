@@ -399,6 +399,7 @@ class TestRecurrentPolicies:
 
         assert (collect(predict).action == 1).all()
 
+    @pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")  # torch's advice to upgrade Python
     @kinds
     def test_a_module_with_an_initial_state(self, kind: type) -> None:
         torch = pytest.importorskip("torch")
@@ -417,6 +418,9 @@ class TestRecurrentPolicies:
                 return {"action": torch.zeros(len(obs), dtype=torch.long), "seen": n, "state": after}
 
         self.check(Counts(), kind)
+        wrapped = torch.nn.DataParallel(torch.compile(Counts(), backend="eager"))
+        wrapped.first = Counts.first
+        self.check(wrapped, kind)
 
     @pytest.mark.parametrize(
         ("output", "error", "message"),

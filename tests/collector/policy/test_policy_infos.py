@@ -1,4 +1,4 @@
-"""A policy gets the infos that came with the observations on which it acts, in every loop and on every backend.
+"""A policy gets the infos of the observations on which it acts, in every loop and on every backend.
 
 The env raises an error for an action that its latest info does not allow.
 """

@@ -1,4 +1,4 @@
-"""Number of torch threads of a CPU policy. A collector changes no other setting."""
+"""`policy_threads` sets the number of torch threads of a CPU policy, and no other setting."""
 
 from __future__ import annotations
 

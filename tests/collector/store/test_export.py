@@ -1,4 +1,4 @@
-"""Each export is read back by the library of its format, and has every bit of the episodes."""
+"""Each export is read back by the library of its format, and equals the episodes bit for bit."""
 
 from __future__ import annotations
 
@@ -125,6 +125,8 @@ def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     data = Dataset(write(tmp_path / "a", make=make))
     assert data.layout is not None
     monkeypatch.setattr("collector.store.export.arrow_files.FILE_BYTES", data.layout.nbytes(data.steps, 0) // 4)
+    with pytest.raises(ValueError, match="fps must be an integer of at least 1, got 0"):
+        export(data, "lerobot", tmp_path / "out", fps=0)
     out = export(data, "lerobot", tmp_path / "out", fps=10, task="count")
     info = json.loads((out / "meta/info.json").read_text())
     assert info["codebase_version"] == "v3.0"
@@ -204,6 +206,19 @@ def test_an_export_is_whole_or_not_there(to: str, tmp_path: Path, monkeypatch: p
 
 
 @each
+def test_an_export_into_a_data_set_is_refused(to: str, tmp_path: Path) -> None:
+    """Writers refuse a folder with files of other programs, so the job could not be resumed."""
+    pytest.importorskip(FORMATS[to])
+    data, other = Dataset(write(tmp_path / "a")), write(tmp_path / "b")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    names = {path.name for path in other.iterdir()}
+    for out in (tmp_path / "a/out", tmp_path / "b/deep/out", tmp_path / "link/out"):
+        with pytest.raises(DatasetError, match=r"out is inside of the data set .*[ab]; choose another place"):
+            export(data, to, out)
+    assert [{path.name for path in (tmp_path / each).iterdir()} for each in "ab"] == [names] * 2
+
+
+@each
 def test_an_export_leaves_other_folders_alone(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two exports to one place at once have a folder each."""
     pytest.importorskip(FORMATS[to])
@@ -257,3 +272,16 @@ def test_what_minari_cannot_know_is_an_error(minari: Any, tmp_path: Path) -> Non
         export(tmp_path / "a", "minari", tmp_path / "out")
     with pytest.raises(ValueError, match="to must be one of parquet, lerobot, minari, got 'zarr'"):
         export(tmp_path / "a", "zarr", tmp_path / "out")
+
+
+@FULL
+@pytest.mark.parametrize("key", ["c/d", "", ".", "a\0"])
+def test_keys_that_no_minari_file_can_hold_are_refused(key: str, minari: Any, tmp_path: Path) -> None:
+    space = spaces.Dict({"a": spaces.Tuple([spaces.Dict({key: spaces.Discrete(2)})])})
+    obs = {"a": ({key: np.zeros(len(episode(0)) + 1, np.int64)},)}
+    with StoreWriter(tmp_path / "a", make_head(space, ACTION)) as writer:
+        writer.add(episode(0, obs=obs))
+        writer.end()
+    with pytest.raises(DatasetError, match=r"observation\['a'\]\[0\] has the key .*: export as Parquet"):
+        export(tmp_path / "a", "minari", tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"a"}

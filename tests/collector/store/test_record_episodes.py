@@ -1,4 +1,4 @@
-"""RecordEpisodes: the same episodes are stored, whatever steps the envs and however they are reset."""
+"""RecordEpisodes stores the same episodes for every kind of vector env and every way to reset."""
 
 from __future__ import annotations
 

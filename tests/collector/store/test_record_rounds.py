@@ -1,4 +1,4 @@
-"""RecordEpisodes around an engine: what an env was sent is stored with its episode, whichever call brings it back."""
+"""RecordEpisodes around vecenv's vector envs: each episode has the actions and seeds that its env received."""
 
 from __future__ import annotations
 

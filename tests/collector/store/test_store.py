@@ -1,8 +1,9 @@
-"""The store: what is written is what is read, by number; one writer at a time; old folders can be read."""
+"""The store: readers get the written episodes by number, a folder has one writer, and old folders are readable."""
 
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,8 @@ import pytest
 from gymnasium import spaces
 
 from collector import Dataset, DatasetError, Episode, StoreWriter, make_head
+from collector.episodes.episode import columns_of
+from collector.store import safe_folder
 from collector.store.dataset_head import space_from_json, space_to_json
 from collector.store.safe_folder import FolderInUseError, SafeFolder
 from tests.support.backends import FULL
@@ -42,6 +46,37 @@ def long_episode(number: int, /) -> Episode:
 
 
 class TestReading:
+    def test_threads_read_together_although_one_shard_fits_into_memory(self, tmp_path: Path) -> None:
+        data = Dataset(write(tmp_path / "a", [(number,) for number in range(12)]), memory=1)
+        errors = list[BaseException]()
+
+        def read(seed: int) -> None:
+            rng = np.random.default_rng(seed)
+            try:
+                for number in rng.integers(12, size=50).tolist():
+                    assert_same(data[number], episode(number))
+            except BaseException as error:
+                errors.append(error)
+
+        def let_others_run(*event: Any) -> None:  # while numpy parses the header of an array
+            os.sched_yield()
+
+        interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+        sys.setswitchinterval(1e-5)
+        gc.set_threshold(5)
+        gc.callbacks.append(let_others_run)
+        try:
+            threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+        finally:
+            gc.callbacks.remove(let_others_run)
+            gc.set_threshold(*thresholds)
+            sys.setswitchinterval(interval)
+        assert not errors
+
     @compressed
     @pytest.mark.parametrize("make", [episode, tree_episode])
     def test_episodes_are_what_was_written_in_the_order_of_their_numbers(
@@ -149,7 +184,7 @@ class TestTransitions:
         )
         with pytest.raises(IndexError, match=r"the number of transitions \(23\)"):
             data.take([23])
-        for wrong in ([], np.ones(23, np.bool_), [0.5]):  # a mask is no list of numbers
+        for wrong in ([], np.ones(23, np.bool_), [0.5], 3, [[3]]):  # a mask is no list of numbers
             with pytest.raises(IndexError, match="expected one or more integer indices of transitions"):
                 data.take(wrong)
 
@@ -157,7 +192,10 @@ class TestTransitions:
     def test_random_batches_have_each_transition_once_a_pass(self, compress: bool, tmp_path: Path) -> None:
         folder = write(tmp_path / "a", [range(20), range(20, 40), range(40, 60)], compress=compress)
         data = Dataset(folder, memory=3000)  # less than two shards
-        passes = list(data.batches(16, seed=1, passes=2))
+        passes = list(data.batches(16.0, seed=1, passes=2))
+        for wrong, error in ((0, ValueError), (2.5, TypeError)):
+            with pytest.raises(error, match="batch_size"):
+                data.batches(wrong, seed=1)
         rows = [(e, s) for batch in passes for e, s in zip(batch.episode.tolist(), batch.step.tolist(), strict=True)]
         once = {(number, step) for number in range(60) for step in range(LENGTHS[number % 6])}
         assert sorted(rows) == sorted([*once, *once])
@@ -306,6 +344,35 @@ class TestWriting:
         write(tmp_path / "a", [(7,)], overwrite=True)
         assert Dataset(tmp_path / "a").numbers.tolist() == [7]
 
+    @pytest.mark.parametrize("name", ["holiday.png", "videos/holiday.mp4", "tensorboard/events", "statistics.json"])
+    def test_files_without_a_data_set_are_not_overwritten(self, name: str, tmp_path: Path) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("ten years")
+        for overwrite in (False, True):
+            with pytest.raises(DatasetError, match=r"already holds|has no data set to overwrite"):
+                StoreWriter(tmp_path, head(), overwrite=overwrite)
+        assert path.read_text() == "ten years"
+
+    def test_a_job_file_in_the_folder_is_kept(self, tmp_path: Path) -> None:
+        for name in ("job.toml", "job.yml"):
+            (tmp_path / name).write_text("seed = 3")
+        write(tmp_path)
+        write(tmp_path, [(7,)], overwrite=True)
+        assert Dataset(tmp_path).numbers.tolist() == [7]
+        assert (tmp_path / "job.toml").read_text() == (tmp_path / "job.yml").read_text() == "seed = 3"
+
+    def test_an_interrupted_overwrite_is_repeated(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(tmp_path)
+        (tmp_path / "videos").mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(safe_folder, "rmdir", lambda *args, **options: exec("raise KeyboardInterrupt"))
+            with pytest.raises(KeyboardInterrupt):
+                StoreWriter(tmp_path, head(), overwrite=True)
+        assert len(Dataset(tmp_path)) == 0
+        write(tmp_path, [(7,)], overwrite=True)
+        assert Dataset(tmp_path).numbers.tolist() == [7]
+
     def test_a_resumed_data_set_goes_on_where_it_was(self, tmp_path: Path) -> None:
         with StoreWriter(tmp_path, head()) as writer:
             writer.add(episode(3))
@@ -392,7 +459,12 @@ class TestWriting:
             ({"action": np.zeros(3, np.float32)}, "different dtypes or shapes|have the arrays"),
             ({"truncated": np.zeros(3, np.bool_)}, "only whole episodes"),
             ({"truncated": np.ones(3, np.bool_)}, "only whole episodes"),
+            ({"truncated": np.ones((3, 1), np.bool_)}, r"truncated has the shape \(3, 1\)"),
             ({"number": 1}, r"episodes \[1\] are in"),
+            ({"env_id": -1}, "an episode has the env_id -1, expected at least 0"),
+            ({"seed": -5}, "an episode has the seed -5, expected at least -1"),
+            ({"seed": 2**64}, "a number or seed of 64 bits or more"),
+            ({"env_id": 2**40}, "an env_id of 32 bits or more"),
         )
         with StoreWriter(tmp_path, head()) as writer:
             writer.add(episode(1))
@@ -406,6 +478,21 @@ class TestWriting:
             writer.add([episode(7), episode(0, number=-1), episode(1, number=-1)])  # which get the next numbers
             writer.end()
         assert Dataset(tmp_path).numbers.tolist() == [1, 7, 8, 9]
+
+    def test_arrays_may_be_reused_after_they_are_added(self, tmp_path: Path) -> None:
+        one, expected = tree_episode(2), tree_episode(2)
+        with StoreWriter(tmp_path, make_head()) as writer:
+            writer.add(one)
+            for array in nest.leaves(columns_of(one)):
+                array[...] = 0
+            writer.end()
+        assert_same(Dataset(tmp_path)[0], expected)
+
+    def test_flags_may_be_numbers(self, tmp_path: Path) -> None:
+        with StoreWriter(tmp_path, head()) as writer:
+            writer.add(episode(2, truncated=np.array([0.0, 0.0, 1.0]), terminated=np.zeros(3)))
+            writer.end()
+        assert Dataset(tmp_path)[0].truncated.tolist() == [False, False, True]
 
     def test_episodes_that_are_not_of_the_spaces_are_refused(self, tmp_path: Path) -> None:
         with StoreWriter(tmp_path, head()) as writer:

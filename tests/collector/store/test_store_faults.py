@@ -1,4 +1,4 @@
-"""The writer where the disk fails or its process is killed: the store is readable, and has all that was committed."""
+"""The disk fails, or the writer's process is killed: the data set is readable, and has all committed episodes."""
 
 from __future__ import annotations
 

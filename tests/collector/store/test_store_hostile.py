@@ -1,4 +1,4 @@
-"""Folders that others have made: refused with a DatasetError, and nothing is run, followed, or allocated before."""
+"""Invalid folders raise DatasetError before any code is run, link is followed or large memory is allocated."""
 
 from __future__ import annotations
 

@@ -1,0 +1,200 @@
+"""Number of copies that a collector makes of an observation, and the memory that these copies share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from collector import AsyncDataCollector, EpisodeSeeds, RandomPolicy, SyncDataCollector
+from collector.batch.rollout import FlatRollout
+from tests.support.collector_envs import backends, zeros
+from tests.support.countdown import BreaksOnce, Countdown, DictObs, PaysTwo, Tells
+from tests.support.device_double import LateTransfer
+from tests.support.memory import Memory
+from vecenv import DummyVectorEnv, ShmemVectorEnv, VectorEnvWrapper, nest
+
+ENVS, STEPS = 4, 12
+
+
+class Unique(gymnasium.Env):
+    """Env whose observations are different random numbers. Each number occurs once. Episodes have five steps."""
+
+    observation_space = spaces.Box(0, 1, (3, 5), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._taken = 0
+        return self.np_random.random((3, 5)), {}
+
+    def step(self, action: Any) -> Any:
+        self._taken += 1
+        return self.np_random.random((3, 5)), 1.0, self._taken == 5, False, {"taken": self._taken}
+
+
+def copies(backend: Any, policy: Any, collect: Callable[[Any], Any], kind: Any = SyncDataCollector, **kw: Any) -> int:
+    """Return the number of memory blocks outside the arena that hold a typical observation.
+
+    Last and first observations of episodes and batches are copied more often.
+    """
+    memory = Memory((3, 5), np.float64)
+    with kind(backend([Unique] * ENVS), policy, frames_per_batch=ENVS * STEPS, **kw) as collector:
+        collector.rollout()
+        with memory.watched():
+            batch = collect(collector)
+    counts = memory.count()
+    flat = batch if isinstance(batch, FlatRollout) else batch.flatten()
+    blocks = [counts[row.tobytes()] for row in flat.obs[flat.step_count > 0]]
+    assert min(blocks) > 0
+    return int(np.median(blocks))
+
+
+def rollout(collector: Any) -> Any:
+    return collector.rollout()
+
+
+def whole(collector: Any) -> Any:
+    return collector.collect(n_episode=2 * ENVS).batch
+
+
+def hooked(collector: Any) -> Any:
+    return collector.collect(n_step=ENVS * STEPS, on_step=lambda step: None).batch
+
+
+class Net(torch.nn.Module):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(obs), dtype=torch.int64)
+
+
+@backends
+@pytest.mark.parametrize(
+    ("policy", "collect", "options", "expected"),
+    [
+        pytest.param(None, rollout, {}, 1, id="random: the batch"),
+        pytest.param(None, rollout, {"episode_seeds": EpisodeSeeds}, 1, id="seeded: the batch"),
+        pytest.param(zeros, rollout, {}, 2, id="policy: its input, and the batch"),
+        pytest.param(Net(), rollout, {}, 2, id="module: its input, and the batch"),
+        pytest.param(Net(), rollout, {"episode_seeds": EpisodeSeeds}, 2, id="seeded module: its input, and the batch"),
+        pytest.param(zeros, rollout, {"info_keys": ["taken"]}, 2, id="infos: no copy"),
+        pytest.param(None, hooked, {}, 3, id="hook: before and after the step"),
+        pytest.param(None, whole, {}, 4, id="episodes: batch, its steps, all steps, by env"),
+    ],
+)
+def test_copies_of_an_observation(
+    backend: Any, policy: Any, collect: Callable[[Any], Any], options: dict[str, Any], expected: int
+) -> None:
+    options = {name: value(0) if value is EpisodeSeeds else value for name, value in options.items()}
+    assert copies(backend, policy, collect, **options) == expected
+
+
+def test_copies_of_an_observation_in_an_asynchronous_collector() -> None:
+    """The result, the policy's input, `obs` and `next_obs` of the step and of all steps, and the sorted batch."""
+    assert copies(ShmemVectorEnv, None, rollout, AsyncDataCollector) == 7
+
+
+def test_a_policy_on_a_device_needs_one_copy_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pinned buffer is reused, so only the copy on the device remains beside the batch."""
+    monkeypatch.setattr("collector.device.tensors.Transfer", LateTransfer)
+    assert copies(ShmemVectorEnv, Net(), rollout) == 1
+
+
+class Same(VectorEnvWrapper):
+    """Wrapper that hides the engine, so that the collector gets copies."""
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        return self.venv.step(*args, **kwargs)
+
+
+class Whole(VectorEnvWrapper):
+    """As `Same`, but workers still reset envs in the round of the last step."""
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "array": partial(Countdown, 4),
+    "dict and tuple": lambda: DictObs(Countdown(4)),
+    "vector reward": lambda: PaysTwo(Countdown(4)),
+    "infos": partial(Tells, 4),
+    "failure": partial(BreaksOnce, 4, 1, 2),
+}
+
+
+@backends
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("options", [{}, {"max_frames_per_traj": 3}, {"episode_seeds": EpisodeSeeds}], ids=str)
+@pytest.mark.filterwarnings("ignore:.*broke off because envs failed")
+def test_views_change_no_value(backend: Any, form: str, options: dict[str, Any]) -> None:
+    def collect(wrap: Callable[[Any], Any]) -> list[Any]:
+        made = {name: value(0) if value is EpisodeSeeds else value for name, value in options.items()}
+        venv = backend([FORMS[form]] * 3, on_error="restart")
+        venv.seed(3)
+        with SyncDataCollector(wrap(venv), frames_per_batch=21, **made) as collector:
+            batches = [collector.rollout() for _ in range(3)]
+            if not made.get("episode_seeds"):
+                batches.append(collector.collect(n_episode=5).batch)
+        return [columns_of(each) for each in batches]
+
+    plain, wrapper = collect(lambda venv: venv), Same if options.get("max_frames_per_traj") else Whole
+    for batch, expected in zip(plain, collect(wrapper), strict=True):
+        assert batch.keys() == expected.keys()
+        for name in batch:
+            np.testing.assert_array_equal(batch[name], expected[name], err_msg=str(name))
+
+
+def columns_of(batch: Any) -> dict[Any, Any]:
+    found = {each.name: getattr(batch, each.name) for each in fields(batch)}
+    return dict(nest.items(found | {"next_obs": batch.next.obs}))
+
+
+@backends
+def test_results_belong_to_their_owner(backend: Any) -> None:
+    """Steps of the program, batches and a hook's arrays share no memory with the arena, and never change."""
+    kept: list[Any] = []
+    venv = backend([Unique] * ENVS)
+    with SyncDataCollector(venv, frames_per_batch=ENVS * STEPS) as collector:
+        batch = collector.rollout()
+        hooked = collector.collect(n_step=ENVS * STEPS, on_step=lambda step: kept.append(step)).batch
+        arena = venv.engine.arena.obs
+        assert not any(np.shares_memory(rows, arena) for rows in (batch.all_obs, batch.final_obs, hooked.all_obs))
+        first = venv.step(np.zeros(ENVS, np.int64))
+        before = first[0].copy()
+        venv.step(np.zeros(ENVS, np.int64))
+        np.testing.assert_array_equal(first[0], before)
+    np.testing.assert_array_equal(np.stack([step.obs for step in kept], 1), hooked.obs)
+    np.testing.assert_array_equal(np.stack([step.next_obs for step in kept], 1), hooked.next.obs)
+
+
+class Keeps(RandomPolicy):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seen: list[np.ndarray] = []
+
+    def __call__(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.seen.append(obs)
+        return super().__call__(obs, *args, **kwargs)
+
+
+@backends
+def test_a_random_policy_of_the_program_may_keep_its_inputs(backend: Any) -> None:
+    venv = backend([Unique] * ENVS)
+    policy = Keeps(venv.action_space)
+    with SyncDataCollector(venv, policy, frames_per_batch=ENVS * STEPS) as collector:
+        batch = collector.rollout()
+    np.testing.assert_array_equal(np.stack(policy.seen, 1), batch.obs)
+
+
+def test_a_step_that_the_program_replaced_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    venv = DummyVectorEnv([Unique] * ENVS)
+    step = venv.step
+    monkeypatch.setattr(venv, "step", lambda *args, **kwargs: calls.append(args) or step(*args, **kwargs))
+    with SyncDataCollector(venv, frames_per_batch=ENVS * STEPS) as collector:
+        collector.rollout()
+    assert len(calls) == STEPS
