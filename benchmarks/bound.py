@@ -1,7 +1,6 @@
 """Measure the bound: W independent processes that step bare envs and never communicate.
 
-No vector env of Python processes can be faster on the same cores. So the steps per second of a vector env, divided by
-`bound(W)`, are the share of the machine that the vector env leaves to the envs.
+No vector env of Python processes can be faster on the same cores.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Bound:
             pipe.recv()
 
     def measure(self, seconds: float) -> Sample:
-        """Step all workers for the same `seconds`. Each worker's rate uses its exact time, and the rates are added."""
+        """Step all workers for the same `seconds`. The rate is the sum of the workers' rates."""
         start = time.perf_counter() + _START_DELAY
         for pipe in self._pipes:
             pipe.send((start, start + seconds))
@@ -53,7 +52,6 @@ class Bound:
         return Sample(steps=round(rate * seconds), calls=0, wall=seconds, cpu_main=0.0)
 
     def close(self) -> float:
-        """End the workers. Return the seconds that this took."""
         begun = time.perf_counter()
         for pipe in self._pipes:
             pipe.close()
@@ -74,7 +72,7 @@ def _bound_worker(pipe: Connection, env_fns: list[EnvFn], total: int, first: int
     envs = [env_fn() for env_fn in env_fns]
     for index, env in enumerate(envs):
         env.reset(seed=first + index)
-    # numpy scalars, as the envs of a vector env get them
+    # numpy scalars, because vector envs pass numpy scalars to envs
     columns = draw_actions(total)[:, first : first + len(envs)]
     rows = [list(row) for row in columns]
     pipe.send("ready")

@@ -37,7 +37,7 @@ STEP_SECONDS = 1e-4
 
 
 class Computing(gymnasium.Env[Any, Any]):
-    """A step takes 100 us of wall time, most of it on a CPU."""
+    """Env whose step computes for 100 us of wall time."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (4,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -53,7 +53,6 @@ class Computing(gymnasium.Env[Any, Any]):
 
 
 def steps_per_second(contender: str, env: str, num_envs: int, seconds: float) -> float:
-    """Step a vector env with the same actions for `seconds`."""
     env_fns: list[Any] = EnvSpec("cartpole").env_fns(num_envs) if env == "CartPole" else [Computing] * num_envs
     envs = CONTENDERS[contender](env_fns)
     envs.reset(seed=0)
@@ -101,7 +100,6 @@ def measure(contender: str, env: str, copies: int, num_envs: int, seconds: float
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a table of the rows, a single figure (`--only`), or run a command (`--beside`)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each contender in each round")

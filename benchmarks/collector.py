@@ -5,9 +5,9 @@
     python -m benchmarks.collector --only random       # some tables: random, mlp, overhead, seeded, job or async
 
 All contenders of a table are in this process. A round measures each contender once, for the same time. Each round
-starts with a different contender. A ratio compares two contenders of the same round. The table shows the median ratio
-of the time, and of the CPU time of this process and its workers, with the lowest and the highest. torch has one thread.
-Peers that are not installed are left out.
+starts with a different contender. A ratio compares the steps per second (or per CPU second of this process and its
+workers) of two contenders in the same round. The table shows the median, lowest and highest ratio. torch has one
+thread. Peers that are not installed are left out.
 
 - random, mlp: 16 CartPole-v1 envs, batches of 64 steps per env. Actions are random, or come from a network with two
   hidden layers of 64 on the CPU. Each library is measured with its fastest vector env. torchrl is measured twice: with
@@ -61,15 +61,13 @@ POLICY_SECONDS = 5e-3
 CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "num_envs": 64, "backend": "shmem"}
 PONG: dict[str, Any] = {name: value for name, value in PIXELS.items() if name != "compress"}
 PONG_STEPS = PIXELS["max_episode_steps"] // 4
-"""Steps of an episode: the limit counts frames of the game."""
+"""Steps of an episode. The limit counts frames of the game, four per step."""
 
 Batch = Callable[[], int]
 """Function that collects a batch, and returns its number of steps."""
 
 
 class Contender:
-    """Collector with a name, a function that collects a batch, and a function that closes it."""
-
     def __init__(self, name: str, batch: Batch, close: Callable[[], Any]) -> None:
         self.name, self.batch, self.close = name, batch, close
 
@@ -106,7 +104,7 @@ def random_steps(kind: type, make: Callable[[], Any], envs: int, frames: int, **
 
 
 def job(frames: int, **settings: Any) -> Contender:
-    """The steps of a job that never ends."""
+    """Return a contender that plays and stores a job without an end."""
     described, resources = Job(**settings, steps=2**50), ExitStack()
     folder = Path(resources.enter_context(tempfile.TemporaryDirectory())) / "data"
     plan, progress = Plan(described.seed, steps=described.steps), JobProgress()
@@ -183,7 +181,7 @@ def tianshou(policy: nn.Module | None) -> Contender:
     from tianshou.env import DummyVectorEnv as TianshouDummy
 
     class Actor(nn.Module):
-        """tianshou's policies sample themselves, from logits; without one, this network is there but not asked."""
+        """Network whose logits tianshou's policy samples from. With random actions, tianshou does not call it."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -213,8 +211,6 @@ def tianshou(policy: nn.Module | None) -> Contender:
 
 
 class Sleeping(BusyEnv):
-    """Env whose step sleeps for 1 ms."""
-
     def _work(self) -> None:
         time.sleep(1e-3)
 
@@ -242,15 +238,14 @@ def slow(kind: str, iterations: int, groups: int) -> Contender:
 
 
 class Rates(NamedTuple):
-    """Steps a second."""
-
     wall: float
+    """Steps per second."""
     cpu: float
-    """Steps a second of CPU time, of this process and its workers."""
+    """Steps per CPU second of this process and its workers."""
 
 
 class Comparison:
-    """Row of a table: the fastest contenders of two names, their ratio, and the target of the ratio."""
+    """Row of a table. Compares the fastest contender with a name `own...` with the fastest `other...`."""
 
     def __init__(self, own: str, other: str, target: float) -> None:
         self.own, self.other, self.target = own, other, target
@@ -276,7 +271,7 @@ def _figure(name: str, rounds: list[dict[str, Rates]]) -> str:
 
 
 def measure(makers: list[Callable[[], Contender]], rounds: int, seconds: float) -> list[dict[str, Rates]]:
-    """Steps a second of each contender, in each round."""
+    """Return the rates of each contender in each round."""
     contenders = []
     for make in makers:
         try:
@@ -304,7 +299,6 @@ def rate(batch: Batch, seconds: float) -> Rates:
 
 
 def tables(iterations: int) -> dict[str, tuple[list[Callable[[], Contender]], list[Comparison]]]:
-    """Return the contenders and comparisons of each table."""
     kinds = ("SerialEnv", "ParallelEnv", "GymWrapper")
     found: dict[str, tuple[list[Callable[[], Contender]], list[Comparison]]] = {}
     for name, policy, targets in (("random", None, (12.0, 5.0)), ("mlp", Net(), (8.0, 4.0))):

@@ -121,7 +121,7 @@ def worker_memory(settings: Settings) -> list[Result]:
 
 
 def _one_memory(spec: LaneSpec) -> tuple[list[Memory], Memory, float]:
-    """Return the memory of the workers of a new lane and of a bare process, and the PSS of the lane's rest."""
+    """Return the memory of a new lane's workers and of a bare process, and the PSS of the lane's other processes."""
     with _lane(spec) as lane, _bare_process() as bare_pid:
         lane.call("run", 50)
         workers, others = _workers(lane.pid)
@@ -189,7 +189,6 @@ def _repeats(settings: Settings) -> int:
 
 
 def _spread(figures: list[float]) -> str:
-    """Return the lowest and the highest repetition as text."""
     return f"({min(figures):.2f}-{max(figures):.2f})"
 
 

@@ -4,8 +4,8 @@ There are two independent ways:
 
 - `CallCounter` counts calls from Python into C with the interpreter's profile hook. It needs no privileges, and sees
   pickling by any library. `CountedSpec` starts a counter in each worker.
-- `count_system_calls` attaches strace. It also sees the system calls of C code, but slows them down, so a loop that
-  spins before it blocks appears to block more often than at full speed.
+- `count_system_calls` attaches strace, and also sees the system calls of C code. strace slows system calls down, so a
+  loop that spins before it blocks appears to block more often than at full speed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CallCounter:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Return the number of calls of each kind, zeros included."""
+        """Number of calls of each kind, zeros included."""
         return dict(zip(KINDS, self._numbers.tolist(), strict=True))
 
     def __enter__(self) -> CallCounter:
@@ -97,8 +97,8 @@ def _classify(called: Any) -> str:
 class CountedSpec(EnvSpec):
     """Envs that count the calls of their process, from the constructor of its first env.
 
-    Each process counts in a separate file in `folder`, which `counted` reads. Asking the vector env for the counts
-    would add to them.
+    Each process counts in a separate file in `folder`, which `counted` reads. A call of the vector env would add to the
+    counts.
     """
 
     folder: str = ""

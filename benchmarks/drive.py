@@ -17,7 +17,7 @@ WARM_UP = 0.15
 
 
 class Driver:
-    """Driver that steps a contender with actions drawn before. A subclass defines a call."""
+    """Driver that steps a contender with actions that were drawn in advance. Subclasses define `once`."""
 
     rebuild: Callable[[], Driver]
     """Function that makes a second driver of this kind, to time the opening."""
@@ -34,7 +34,7 @@ class Driver:
         raise NotImplementedError
 
     def measure(self, seconds: float, warm_up: float = WARM_UP) -> Sample:
-        """Step for `seconds` after a warm-up of the caches and of the workers' wait loops."""
+        """Step for `seconds` after a warm-up."""
         clock = time.perf_counter
         stop = clock() + warm_up
         while clock() < stop:
@@ -73,7 +73,6 @@ class Driver:
         return opened - begun, time.perf_counter() - opened
 
     def close(self) -> float:
-        """Close the contender. Return the seconds that this took."""
         begun = time.perf_counter()
         self._contender.close()
         return time.perf_counter() - begun
@@ -89,14 +88,14 @@ class Driver:
 
 
 class SyncDriver(Driver):
-    """Driver whose calls step every env."""
+    """Driver that steps every env in each call."""
 
     def once(self) -> int:
         return self._contender.step(self._next_row())
 
 
 class AsyncDriver(Driver):
-    """Driver whose calls send actions to the ready envs, and receive the results that come first."""
+    """Driver that in each call sends actions to the ready envs, and receives the results that come first."""
 
     def __init__(self, contender: Contender, count: int) -> None:
         super().__init__(contender, count)

@@ -2,9 +2,9 @@
 
 python -m benchmarks.envpool_adapter [--rounds 300] [--turns 41]
 
-Both sides step all envs with the same actions. The pool resets finished envs by itself, and the vector env resets them
-on request. Each turn makes both anew, because the speed of a pool depends on the CPUs on which its threads run. The
-output has the medians of all turns, and of the ratios within a turn.
+The bare pool and the vector env step all envs with the same actions. The pool resets finished envs by itself, and the
+vector env resets finished envs on request. Each turn makes a new pool for each, because the speed of a pool depends on
+the CPUs on which its threads run. The output has the medians of the speeds, and of the ratios within a turn.
 """
 
 from __future__ import annotations

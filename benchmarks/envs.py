@@ -37,7 +37,6 @@ class EnvSpec:
 
 
 def make_env(spec: EnvSpec, index: int) -> gym.Env[Any, Any]:
-    """Build an env in the calling process."""
     if spec.kind == "cartpole":
         return gym.make("CartPole-v1")
     if spec.kind == "busy":

@@ -49,7 +49,6 @@ def cpu_of(step: Callable[[Any], Any], actions: Any) -> float:
 
 
 def measure_cost(kind: type, count: int, rounds: int) -> None:
-    """Print the additional cost of a step through the facade."""
     envs, actions = GymnasiumVectorEnv(kind([Still] * count)), np.zeros(count, np.int64)
     envs.reset()
     pairs = [(cpu_of(envs.venv.step, actions), cpu_of(envs.step, actions)) for _ in range(10 * rounds)]
@@ -70,7 +69,6 @@ class NextStep:
         envs.reset()
 
     def step(self, actions: Any) -> int:
-        """Step all envs. Return the number of env steps without resets."""
         _, _, terminated, truncated, _ = self.envs.step(actions)
         steps: int = self.envs.num_envs - self.over
         self.over = int(np.count_nonzero(terminated | truncated))
@@ -101,7 +99,6 @@ def contenders(env_fns: list[Any]) -> dict[str, NextStep]:
 
 
 def rate(contender: NextStep, actions: Any, seconds: float) -> float:
-    """Return the steps per second."""
     steps, begun = 0, time.perf_counter()
     while (wall := time.perf_counter() - begun) < seconds:
         for row in actions:
@@ -110,7 +107,7 @@ def rate(contender: NextStep, actions: Any, seconds: float) -> float:
 
 
 def measure_rates(count: int, rounds: int, seconds: float) -> None:
-    """Print a line for each contender: its rate, and the rate of our AsyncVectorEnv over it."""
+    """Print the rate of each contender, and how many times as fast our AsyncVectorEnv is."""
     found, actions = contenders(list(EnvSpec("cartpole").env_fns(count))), draw_actions(count)
     rates: dict[str, list[float]] = {name: [] for name in found}
     try:
@@ -129,7 +126,6 @@ def measure_rates(count: int, rounds: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """Measure costs and rates, in a minute or two."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each contender in each round")

@@ -9,8 +9,8 @@ round.
 
 - frames: env steps per second of our collector (on CUDA also with `cudagraph_policy`), of a bare loop (step, policy,
   step, ...), and of torchrl's collector if it is installed.
-- path: bytes per second from the vector env's observations to the device, with a wait for each batch, compared with a
-  copy of the same number of bytes from pinned memory. The difference is the copy into pinned memory.
+- path: bytes per second from the vector env's observations to the device, with a wait for each batch. The peer is a
+  copy of as much pinned memory. The difference is the copy into pinned memory.
 - idle: the share of the wall time in which the device runs no kernel and no copy, measured by PyTorch's profiler in the
   bare loop. The profiler slows the loop down, so the share is smaller without it.
 """
@@ -78,8 +78,6 @@ class Cnn(nn.Module):
 
 
 class Bench:
-    """State that all parts share."""
-
     def __init__(self, device: torch.device, seconds: float, rounds: int, steps: int, iterations: int) -> None:
         self.device, self.seconds, self.rounds = device, seconds, rounds
         self.steps = steps  # per env in a batch of a collector
@@ -117,7 +115,7 @@ class Bench:
 
 
 def loop(bench: Bench, envs: int, opened: ExitStack) -> Callable[[], float]:
-    """Run a round of the bare loop. Envs whose episode has ended are reset in the same round."""
+    """Return a function that runs a round of the bare loop. The round also resets envs with ended episodes."""
     venv = opened.enter_context(bench.venv(envs))
     asked, ids = make_policy(bench.module, venv, ExplorationType.RANDOM, bench.device), np.arange(envs)
     infos = np.full(envs, None)
@@ -133,14 +131,13 @@ def loop(bench: Bench, envs: int, opened: ExitStack) -> Callable[[], float]:
 
 
 def collecting(bench: Bench, envs: int, opened: ExitStack, **options: Any) -> Callable[[], float]:
-    """Collect a batch with our collector."""
+    """Return a function that collects a batch with our collector."""
     options |= {"frames_per_batch": envs * bench.steps, "policy_device": bench.device}
     collector = opened.enter_context(SyncDataCollector(bench.venv(envs), bench.module, **options))
     return lambda: float(collector.rollout().frames)
 
 
 def torchrl(bench: Bench, envs: int, opened: ExitStack) -> Callable[[], float]:
-    """Collect a batch with torchrl's collector."""
     from tensordict.nn import TensorDictModule
     from torchrl.collectors import Collector
     from torchrl.envs import GymWrapper, ParallelEnv

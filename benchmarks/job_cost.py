@@ -36,22 +36,18 @@ PIXELS = {
 
 
 class Cost(NamedTuple):
-    """Times of a run."""
-
     wall: float
     cpu: float
     steps: int
 
 
 def measure(run: Callable[[], int]) -> Cost:
-    """Return the times of a run. The run returns its number of steps."""
     wall, cpu = time.perf_counter(), time.process_time()
     steps = run()
     return Cost(time.perf_counter() - wall, time.process_time() - cpu, steps)
 
 
 def with_store(job: Job) -> int:
-    """Run the job. Return its number of steps."""
     with tempfile.TemporaryDirectory() as folder:
         return run_job(job, Path(folder) / "data").steps
 

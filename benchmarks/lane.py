@@ -33,7 +33,7 @@ CLOSE_TIMEOUT = 30.0
 
 
 class LaneError(RuntimeError):
-    """A contender failed, hung or could not be built. The message holds the traceback."""
+    """Raised if a contender failed, hung or could not be built. The message has the traceback."""
 
 
 class Spec(Protocol):
@@ -51,7 +51,10 @@ class Spec(Protocol):
         """Return the reason if the contender cannot run, for example a missing library, or an empty string."""
 
     def build(self) -> Any:
-        """Build the driver: an object with `measure(seconds)`, which returns a `Sample`, and `close()`."""
+        """Build the driver: an object with `measure(seconds)`, which returns a `Sample`, and `close()`.
+
+        `close` returns the seconds that it took.
+        """
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ class Lane:
         return self._receive(timeout)
 
     def close(self) -> float:
-        """Close the contender, by force after half a minute. Return the seconds that this took."""
+        """Close the contender, by force after half a minute. Return the seconds."""
         begun = time.perf_counter()
         try:
             return float(self.call("close", timeout=CLOSE_TIMEOUT))

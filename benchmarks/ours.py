@@ -58,7 +58,7 @@ class OursShmemTwoRounds(OursShmem):
 
 
 class OursRay(_Ours):
-    """Contender on Ray. It is not in OURS, because it needs the cluster that `benchmarks.ray` starts."""
+    """Contender that is not in OURS, because it needs the cluster of `benchmarks.ray`."""
 
     name = "vecenv Ray"
     kind = "RayVectorEnv"

@@ -34,7 +34,7 @@ from benchmarks.envs import EnvSpec, calibrate, draw_actions
 
 WARM_UP = 0.2
 ROUNDS = 32
-"""Number of rounds that are timed together. Enough to include resets, and few enough for many timings per second."""
+"""Number of rounds that are timed together: enough to include resets."""
 PATIENCE = 120.0
 """Time limit of a process in seconds, in addition to its rounds."""
 
@@ -58,7 +58,6 @@ ROWS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Time every row in both checkouts and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="the folder of the other checkout")
     parser.add_argument("--pairs", type=int, default=10)
@@ -112,7 +111,7 @@ def timed_in(checkout: Path, name: str, iterations: int, seconds: float) -> floa
 
 
 def time_row(row: Row, iterations: int, seconds: float) -> float:
-    """Return the seconds of a round with its resets: the median of the groups."""
+    """Return the seconds of a round, resets included: the median over groups of rounds."""
     env_fns = EnvSpec(row.env, iterations).env_fns(row.envs)
     actions = draw_actions(row.envs)
     venv = getattr(vecenv, row.kind)(env_fns)

@@ -4,9 +4,8 @@
     steps = contender.step(actions)      # number of env steps
     contender.close()
 
-`step` resets finished envs in the library's way, and counts only steps. After the end of an episode, gymnasium, EnvPool
-and PufferLib spend a row of `step` on the reset. These rows are not counted. Each library is imported only in the
-process of its lane, so that its import cannot slow the other libraries.
+`step` resets finished envs in the library's way, and does not count rows of resets. Each library is imported only in
+the process of its lane, so that its import cannot slow the other libraries.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Contender(ABC):
 
 
 class NextStepAutoreset(Contender):
-    """Library with gymnasium's five results, in which the next step resets a finished env."""
+    """Contender with gymnasium's five results. The next step resets a finished env."""
 
     def _start(self, venv: Any, count: int) -> None:
         self._venv = venv
@@ -94,8 +93,6 @@ class GymnasiumAsyncNoCopy(GymnasiumAsync):
 
 
 class EnvPool(NextStepAutoreset):
-    """CartPole in C++. It shows the speed without Python, and cannot run Python envs."""
-
     name = "EnvPool (C++)"
     needs = "envpool"
     cartpole_only = True
@@ -107,7 +104,7 @@ class EnvPool(NextStepAutoreset):
 
 
 class PufferMultiprocessing(NextStepAutoreset):
-    """PufferLib 1.x, synchronous, with a core left to the caller, which is its fastest setting here."""
+    """PufferLib 1.x. One core is left to the caller, because this setting is the fastest here."""
 
     name = "PufferLib Multiprocessing"
     needs = "pufferlib"
@@ -118,7 +115,7 @@ class PufferMultiprocessing(NextStepAutoreset):
         from pufferlib.emulation import GymnasiumPufferEnv
 
         count = len(env_fns)
-        # Caller and workers wait without yielding, so without a core for the caller all become very slow.
+        # The caller and the workers wait without yielding. Without a core for the caller, all become very slow.
         workers = min(count, max(1, len(os.sched_getaffinity(0)) - 1))
         while count % workers:  # it accepts only blocks of equal size
             workers -= 1
@@ -216,7 +213,7 @@ class TianshouShmem(_Tianshou):
 
 
 class TianshouRay(_Tianshou):
-    """tianshou on Ray. It is not in PEERS, because it needs the cluster that `benchmarks.ray` starts."""
+    """Contender that is not in PEERS, because it needs the cluster of `benchmarks.ray`."""
 
     name = "tianshou Ray"
     kind = "RayVectorEnv"

@@ -1,8 +1,7 @@
 """`python -m benchmarks.ray`: vector envs and collectors on Ray, compared with ours without Ray and tianshou's.
 
 It takes some minutes. A cluster of two nodes is started on this machine. Actors on the first node share memory with the
-driver, and actors on the second node are reached by calls. As in `benchmarks.run`, lanes run in turn, and a ratio
-compares two lanes of the same round.
+driver, and actors on the second node are reached by calls.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ CPUS = 8
 
 
 def experiments(iterations: int) -> list[Experiment]:
-    """Return the rows, with envs that cost nothing and with envs of 100 us."""
     near: dict[str, Any] = {"num_workers": WORKERS, "resources": {"near": 1}}
     far: dict[str, Any] = {"num_workers": WORKERS, "resources": {"far": 1}}
 
@@ -64,8 +62,10 @@ def experiments(iterations: int) -> list[Experiment]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    settings = Settings(workers=WORKERS, iterations=calibrate())
+    found = {one.name: one for one in experiments(settings.iterations)}
     parser = argparse.ArgumentParser(prog="benchmarks.ray", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", action="append", metavar="ROW", help="ray-cartpole-64, collector-busy and so on")
+    parser.add_argument("--only", action="append", choices=found, metavar="ROW", help=f"one of: {', '.join(found)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--patience", type=float, default=60.0)
@@ -77,14 +77,13 @@ def main(arguments: list[str] | None = None) -> int:
     from ray.cluster_utils import Cluster
 
     console = Console(width=None if sys.stdout.isatty() else 150)
-    settings = Settings(workers=WORKERS, iterations=calibrate())
     head = {"num_cpus": CPUS, "resources": {"near": 100}, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         cluster.add_node(num_cpus=CPUS, resources={"far": 100})
         os.environ["RAY_ADDRESS"] = cluster.address
         effort = Effort(options.rounds, options.seconds, options.patience, tuple(descendants(os.getpid())))
-        wanted = [one for one in experiments(settings.iterations) if not options.only or one.name in options.only]
+        wanted = [one for name, one in found.items() if not options.only or name in options.only]
         measured = [run_experiment(one, effort, console.print) for one in wanted]
     finally:
         cluster.shutdown()

@@ -80,14 +80,12 @@ class CollectorDriver:
         return Sample(steps, len(times), now - begun, cpu, float(p50), float(p99))
 
     def close(self) -> float:
-        """Close the collector. Return the seconds that this took."""
         begun = time.perf_counter()
         self._collector.shutdown()
         return time.perf_counter() - begun
 
 
 def collector_experiments(iterations: int) -> list[Experiment]:
-    """Return the rows, with envs that cost nothing (no target) and with envs of 100 us."""
     found = []
     for name, env, target in (("cartpole", EnvSpec("cartpole"), 0.0), ("busy", EnvSpec("busy", iterations), 1.0)):
         near = {"resources": {"near": 1}}

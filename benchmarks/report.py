@@ -37,7 +37,6 @@ TITLE = "Speed and cost (ratio: median of the rounds, lowest and highest behind 
 
 
 def print_results(console: Console, results: list[Result], title: str = TITLE) -> None:
-    """Print the table of the rows, a line per claim."""
     table = Table(title=title)
     for column in ("row", "value", "against", "ratio", "to reach", "reached"):
         table.add_column(column, overflow="fold")
@@ -85,7 +84,6 @@ def write_json(
     measured: list[Measured],
     results: list[Result],
 ) -> None:
-    """Write all results, with the raw figures of each round and a description of the machine."""
     document = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "git": git_revision(),

@@ -17,7 +17,7 @@ SLEEPERS, SLEEP_WAIT = 32, 8
 
 @dataclass(frozen=True)
 class Claim:
-    """Target for the speed of `lane` divided by the speed of `over`. Without `over`: for the CPU us per call."""
+    """Minimum ratio of the speeds of `lane` and `over`. If `over` is "": maximum CPU us per call of `lane`."""
 
     title: str
     lane: str
@@ -52,7 +52,6 @@ class Settings:
 
 
 def experiments(settings: Settings) -> list[Experiment]:
-    """Return all rows with speeds, in the order of the table."""
     found = [_against_bound(settings, *row) for row in _BOUND_ROWS]
     found += [_cartpole(settings, 64), _cartpole(settings, 8), _sleeping(settings)]
     return found

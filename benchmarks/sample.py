@@ -28,12 +28,12 @@ class Sample:
 
     @property
     def rollout_rate(self) -> float:
-        """Return the steps per second while the caller collects."""
+        """Steps per second while the caller collects."""
         return self.steps / (self.wall - self.outside) if self.wall > self.outside else 0.0
 
     @property
     def learning_rate(self) -> float:
-        """Return the steps per second while the caller learns."""
+        """Steps per second while the caller learns."""
         return self.steps / self.outside if self.outside else 0.0
 
     @property

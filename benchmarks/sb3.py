@@ -30,7 +30,6 @@ def steps_per_second(env: Any, actions: Any, seconds: float) -> float:
 
 
 def measure(count: int, rounds: int, seconds: float) -> None:
-    """Print a line for `count` envs."""
     env_fns, actions = EnvSpec("cartpole").env_fns(count), draw_actions(count)
     ours, theirs = SB3VecEnv(ShmemVectorEnv(env_fns)), SubprocVecEnv(list(env_fns))
     rates: list[tuple[float, ...]] = []
@@ -54,7 +53,6 @@ def measure(count: int, rounds: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """Measure 8 and 64 envs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each contender in each round")

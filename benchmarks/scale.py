@@ -4,9 +4,9 @@
     python -m benchmarks.scale --actors 200       # a single row with 200 actors; each takes 60 MB of memory
 
 Workers: CPU time of the caller per round of `step`. The envs sleep about 5 ms, and each has its own worker.
-Actors: CPU time of the process of a `RayCollector` per rollout. The actors repeat their first rollout, so that a row
-measures only the driver. A least-squares fit over the rows gives the costs of a rollout, of a megabyte and of an actor,
-and the number of rollouts per second that a driver can receive.
+Actors: CPU time of the process of a `RayCollector` per rollout, and the number of rollouts that it receives per second.
+The actors repeat their first rollout, so that a row measures only the driver. A least-squares fit over the rows gives
+the costs of a rollout, of a megabyte and of an actor.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ STEPS = 32
 
 
 class Zeros(gym.Env[np.ndarray, np.int64]):
-    """Env whose observation has `size` zeros."""
-
     action_space: Any = gym.spaces.Discrete(2)
 
     def __init__(self, size: int) -> None:
@@ -56,13 +54,13 @@ class Zeros(gym.Env[np.ndarray, np.int64]):
 class Repeats(RolloutActor):
     """Actor that collects a rollout, and returns it repeatedly."""
 
-    _columns: Columns | None = None
+    _rollout: tuple[RolloutReport, Columns] | None = None
 
     def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[RolloutReport, Columns]:
-        if self._columns is None:
-            _, columns = super().collect(version, weights, random_actions)
-            self._columns = nest.map(np.copy, columns)
-        return RolloutReport(0.0, 0.0), self._columns
+        if self._rollout is None:
+            report, columns = super().collect(version, weights, random_actions)
+            self._rollout = report, nest.map(np.copy, columns)
+        return self._rollout
 
 
 def rounds(backend: str, workers: int, count: int) -> float:
@@ -79,7 +77,7 @@ def rounds(backend: str, workers: int, count: int) -> float:
 
 
 def rollouts(actors: int, envs: int, size: int, seconds: float) -> tuple[float, float, float]:
-    """Return, per rollout, the milliseconds of CPU of this process and the megabytes; and the rollouts per second."""
+    """Return CPU milliseconds of this process per rollout, megabytes per rollout, and rollouts per second."""
     make = [partial(Zeros, size)] * envs
     config = ActorConfig(num_cpus=0, start_timeout=600)
     with RayCollector(make, num_actors=actors, frames_per_batch=STEPS * envs, sync=False, actors=config) as collector:
@@ -112,13 +110,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure_actors(console: Console, actors: int | None, seconds: float) -> None:
-    """Print the rows of RayCollector, and the fit."""
     import ray
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=4_000_000_000)
     actor_pool.RolloutActor = Repeats  # type: ignore[attr-defined]
     table = Table(
-        "actors", "MB a rollout", "rollouts/s", "driver's CPU, ms a rollout", title="RayCollector, sync=False"
+        "actors", "MB per rollout", "rollouts/s", "driver's CPU, ms per rollout", title="RayCollector, sync=False"
     )
     rows, found = [], []
     for count, envs, size in [(actors, 4, 16384)] if actors else ROWS:
@@ -131,7 +128,7 @@ def measure_actors(console: Console, actors: int | None, seconds: float) -> None
     if len(rows) > 1:
         one, each_mb, each_actor = np.linalg.lstsq(np.array(rows), np.array(found), rcond=None)[0]
         actor = f"{1e3 * each_actor:.1f} us an actor waited for"
-        console.print(f"fit: {one:.2f} ms a rollout, {each_mb:.3f} ms a MB, {actor}")
+        console.print(f"fit: {one:.2f} ms per rollout, {each_mb:.3f} ms a MB, {actor}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ WINDOW = 0.12
 
 
 class Plain(gymnasium.Env[Any, Any]):
-    """Env that computes for some microseconds. The observation has 16 numbers, and the info is empty."""
+    """Env that computes for some microseconds."""
 
     observation_space: spaces.Space[Any] = spaces.Box(-1, 1, (16,), np.float32)
     action_space: spaces.Space[Any] = spaces.Discrete(2)
@@ -51,7 +51,7 @@ class Plain(gymnasium.Env[Any, Any]):
 
 
 class Note:
-    """Object in an info."""
+    pass
 
 
 class Infos(Plain):
@@ -62,8 +62,6 @@ class Infos(Plain):
 
 
 class Frames(Plain):
-    """Env whose observation has four gray frames of 84 x 84."""
-
     observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
 
     def __init__(self) -> None:
@@ -116,7 +114,6 @@ def compare(make: Any, n: int, seconds: float) -> tuple[float, float, float]:
 
 
 def measure(venv: Any, actions: list[np.ndarray]) -> float:
-    """Return the steps per second in a window."""
     rounds, begin = 0, time.perf_counter()
     while (passed := time.perf_counter() - begin) < WINDOW:
         venv.step(actions[rounds % len(actions)], autoreset=True)
@@ -131,7 +128,6 @@ def resident() -> float:
 
 
 def memory(make: Any, kind: Any, workers: int | None) -> float:
-    """Return the MB of 64 envs after a few rounds."""
     before = resident()
     with kind([make] * 64, num_workers=workers) as venv:
         venv.reset(seed=0)

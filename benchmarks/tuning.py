@@ -52,7 +52,6 @@ class SlowStart(BusyEnv):
 
 
 def kinds() -> dict[str, Callable[[], Any]]:
-    """Return an env function for each kind of env."""
     per_us = calibrate() / 100
     found: dict[str, Callable[[], Any]] = {
         "10 us": partial(BusyEnv, round(10 * per_us)),
@@ -72,12 +71,13 @@ def kinds() -> dict[str, Callable[[], Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    found = kinds()
     parser = argparse.ArgumentParser(prog="benchmarks.tuning", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10.0, help="of the longer measurement")
-    parser.add_argument("--only", action="append", help="a kind of env; may be repeated")
+    parser.add_argument("--only", action="append", choices=found, help="a kind of env; may be repeated")
     options = parser.parse_args(arguments)
-    for name, env_fn in kinds().items():
+    for name, env_fn in found.items():
         if options.only and name not in options.only:
             continue
         env_fns = [env_fn] * options.envs

@@ -79,7 +79,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _lean(one: Experiment, wanted: list[Target]) -> Experiment:
-    """Return the experiment with only the lanes that have a target."""
     names = {name for target in wanted if target.row == one.name for name in (target.lane, *target.over)}
     return replace(one, lanes=[lane for lane in one.lanes if lane.title in names])
 

@@ -67,7 +67,6 @@ class LoopDriver:
         return Sample(steps, len(times), now - begun, cpu, float(p50), float(p99), outside=outside)
 
     def close(self) -> float:
-        """End the loop. Return the seconds that this took."""
         begun = time.perf_counter()
         self._loop.close()
         return time.perf_counter() - begun

@@ -14,7 +14,7 @@ from benchmarks.loops.vector_envs import GYMNASIUM
 def step_after_pauses(
     vector_env: str, env_id: str, num_envs: int, pause: float, **env_kwargs: Any
 ) -> Iterator[tuple[int, float]]:
-    """Step. Before each round, a Python loop takes `pause` seconds."""
+    """Before each round, compute in a Python loop for `pause` seconds."""
     envs = GYMNASIUM[vector_env](env_id, num_envs, **env_kwargs)
     try:
         envs.reset(seed=0)

@@ -44,7 +44,6 @@ def rate(samples: list[Sample]) -> float:
 
 
 def alternative_text(document: dict[str, Any]) -> str:
-    """Return the bars in words."""
     return "Frames per second while a loop collects: " + "; ".join(
         f"{loop}: {ratio:.1f} times {name}" for loop, name, _, _, ratio in bars(document)
     )

@@ -28,11 +28,7 @@ WORDS = {
 }
 
 
-# Ratios compare two lanes of the same round, so that a slow phase of the machine affects both.
-
-
 def figure(samples: Sequence[Sample], of: str) -> float:
-    """Return the median of a property of the samples."""
     return median(getattr(sample, of) for sample in samples)
 
 

@@ -24,7 +24,7 @@ def collect(
     **env_kwargs: Any,
 ) -> Iterator[tuple[int, float]]:
     if threads is not None:
-        torch.set_num_threads(threads)  # for the row to which the default is compared
+        torch.set_num_threads(threads)  # only in the lane that shows how good the default is
     env_fns = [partial(gym.make, env_id, **env_kwargs)] * num_envs
     policy = Policy()
     learner = Learner(policy)
@@ -39,7 +39,7 @@ def collect(
 
 
 def learn_alone(num_envs: int) -> Iterator[tuple[int, float]]:
-    """Learn in the same way on batches of the same size, in a process without envs."""
+    """Learn from random batches of the same size, in a process without envs."""
     learner, frames = Learner(Policy()), STEPS * num_envs
     while True:
         obs, action, reward = torch.randn(frames, 4), torch.randint(2, (frames,)), torch.ones(frames)

@@ -17,7 +17,7 @@ GYMNASIUM: dict[str, Callable[..., gym.vector.VectorEnv[Any, Any, Any]]] = {
     "vecenv Shmem": partial(vecenv.make_vec, backend="shmem"),  # AsyncVectorEnv
     "vecenv auto": partial(vecenv.make_vec, backend="auto"),
 }
-"""Functions of the id of an env, the number of envs, and keywords: `wrappers`, and the arguments of the env."""
+"""Functions that take an env id, the number of envs, and as keywords `wrappers` and the env's arguments."""
 
 
 def make_sb3_envs(vector_env: str, env_id: str, num_envs: int, **env_kwargs: Any) -> Any:

@@ -2,11 +2,11 @@
 
     python -m tests.fuzz                            # each fuzzer for a minute, with new seeds
     python -m tests.fuzz engine sb3 --minutes 10
-    python -m tests.fuzz engine --seed 17           # one batch again, as a finding names it
+    python -m tests.fuzz engine --seed 17           # repeat the batch of a finding
     python -m tests.fuzz engine --seed 0 --minutes 1
 
-A fuzzer ends at its first finding, which it prints as the shortest program that fails. The exit status is the number
-of fuzzers with a finding.
+A fuzzer ends at its first finding, and prints the shortest program that fails. The exit status is the number of
+fuzzers with a finding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`AECVectorEnv` against PettingZoo's own loop: agents take turns, get rewards in the turns of others, and die."""
+"""`AECVectorEnv` against PettingZoo's own loop: agents take turns, get rewards in other agents' turns, and die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectors against a loop of a few lines: the same transitions, in the same order, from each env."""
+"""Collectors against a short loop: the same transitions, in the same order, from each env."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Runs random programs until the time is over, and shrinks a program that fails.
+"""Run random programs until the time is over, and shrink a program that fails.
 
 Hypothesis' stateful testing generates and shrinks the programs. A fuzzer is a subclass of `Program`: its rules are the
-operations, its attributes the oracle. One seed gives a batch of programs, and the same seed gives the same batch.
+operations, its attributes the oracle. The same seed gives the same batch of programs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ hypothesis_engine.MAX_SHRINKING_SECONDS = 60  # there is no setting for it; a pr
 
 
 class Hang(AssertionError):
-    """A program exceeded its time."""
+    """An operation exceeded its time."""
 
 
 def _hang(*_: Any) -> None:
-    raise Hang("the program takes too long: a call waits for ever")
+    raise Hang("the operation takes too long: a call waits for ever")
 
 
 class Program(RuleBasedStateMachine):
@@ -39,7 +39,7 @@ class Program(RuleBasedStateMachine):
     steps: ClassVar[int] = 30
     """Most operations of one program."""
     patience: ClassVar[float] = 40.0
-    """Seconds after which a program counts as hanging."""
+    """Seconds after which an operation counts as hanging."""
     phases: ClassVar[tuple[Phase, ...]] = (Phase.generate, Phase.shrink)
     programs: ClassVar[int] = 0
     operations: ClassVar[int] = 0
@@ -48,12 +48,17 @@ class Program(RuleBasedStateMachine):
         super().__init__()
         type(self).programs += 1
         self._handler = signal.signal(signal.SIGALRM, _hang)
+        self._start_timers()
+
+    def _start_timers(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, self.patience)
         faulthandler.dump_traceback_later(4 * self.patience, exit=True)  # a call that no signal ends
 
     @invariant()
     def count(self) -> None:
+        """Count an operation. Time starts again, because a busy machine may need long for a whole program."""
         type(self).operations += 1
+        self._start_timers()
 
     def close(self) -> None:
         """Release what the program holds."""

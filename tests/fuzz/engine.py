@@ -1,4 +1,4 @@
-"""The engine against a plain loop over the same envs: every operation of a vector env, in random order."""
+"""The engine against a plain loop over the same envs: all operations of a vector env, in random order."""
 
 from __future__ import annotations
 

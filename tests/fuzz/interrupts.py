@@ -1,8 +1,8 @@
-"""KeyboardInterrupt at any instant of any call: no later call hangs, and after `reset` all rows are right again.
+"""KeyboardInterrupt at any moment of any call: no later call hangs, and after `reset` all rows are right.
 
-Most interrupts are raised at the k-th instant of a call at which Python looks for signals, so a program can be repeated
-and shrunk; a second one may follow the first. Others are signals, as Ctrl-C sends them to all processes: these, and the
-number of instants in calls of worker processes, depend on the machine, so a finding may come without a seed.
+Most programs raise the interrupt at the k-th moment of a call at which Python looks for signals, and sometimes a second
+interrupt later. Such a program can be repeated and shrunk. Other programs send a signal to all processes, as Ctrl-C
+does. Signals and calls of worker processes depend on the machine, so their findings may not be repeatable.
 """
 
 from __future__ import annotations

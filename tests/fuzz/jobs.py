@@ -1,4 +1,4 @@
-"""Jobs that are killed, stopped or fail, and are resumed, against a loop that plays the same episodes in turn.
+"""Jobs that are killed, stopped or fail, and then resumed, against a loop that plays the same episodes.
 
 `python -m tests.fuzz.kills` kills longer jobs, and `python -m tests.fuzz.ray_kills` kills jobs on a Ray cluster.
 """

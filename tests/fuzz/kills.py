@@ -1,14 +1,13 @@
-"""`python -m tests.fuzz.kills`: kill jobs by SIGKILL, resume them, and compare with what a job writes undisturbed.
+"""`python -m tests.fuzz.kills`: kill jobs by SIGKILL, resume them, and compare with an undisturbed job.
 
     python -m tests.fuzz.kills                            # 200 kills: some minutes
     python -m tests.fuzz.kills --kills 20 --backend shmem
-    python -m tests.fuzz.ray_kills                        # drivers and actors of jobs on a cluster that it starts
+    python -m tests.fuzz.ray_kills                        # drivers and tasks of jobs on a Ray cluster
 
-A job runs in a process of its own, with small shards, so that it commits all the time. Two of three kills are injected:
-the process kills itself before or after the k-th system call of its commits (write, fsync, rename, the line of the
-manifest, and its fsync), k at random. The others come from outside at a random moment. After each kill the folder must
-open, all its shards must be whole, and nothing that was committed before may be missing; then the job is resumed, and
-killed again, until it is complete. Then it must equal, bit for bit, the same job undisturbed.
+Each job has a separate process, and small shards, so that it commits all the time. In two of three kills, the process
+kills itself before or after a random system call of its commits (write, fsync, rename). The other kills come from
+outside at a random moment. After each kill, the folder must open, all shards must be whole, and no committed episode
+may be missing. Then the job is resumed. In the end, its episodes must equal the undisturbed job's bit for bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ParallelVectorEnv` against PettingZoo's own loop, with agents that come, die and differ, in each autoreset mode."""
+"""`ParallelVectorEnv` against PettingZoo's loop: agents appear, die and differ, in each autoreset mode."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`python -m tests.fuzz.ray_kills`: as `tests.fuzz.kills` on a Ray cluster, where drivers and actors are killed.
+"""`python -m tests.fuzz.ray_kills`: as `tests.fuzz.kills`, but kill drivers and tasks on a Ray cluster.
 
-An actor finds orders in a folder when it makes its first env: it writes its pid there, and where there is an order to
-kill itself at a system call of a commit, it takes it.
+When a task's process makes its first env, it writes its pid into the folder of orders. If the folder has an order, the
+process takes the order, and kills itself at the named system call of a commit.
 """
 
 from __future__ import annotations

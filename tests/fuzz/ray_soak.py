@@ -1,18 +1,19 @@
-"""`python -m tests.fuzz.ray_soak [--minutes 20]`: a RayCollector whose actors are killed again and again.
+"""`python -m tests.fuzz.ray_soak [--minutes 20]`: kill the actors of a RayCollector repeatedly.
 
-    python -m tests.fuzz.ray_soak                        # twenty minutes, and two before and after without kills
-    python -m tests.fuzz.ray_soak --minutes 1 --every 5  # does it still hold?
+    python -m tests.fuzz.ray_soak                        # 20 minutes with kills, and 2 without before and after
+    python -m tests.fuzz.ray_soak --minutes 1 --every 5
 
-A cluster is started on this machine. Every `--every` seconds the process of an actor gets SIGKILL while it collects;
-the collector starts another one. Each env counts its steps where a kill cannot take the count away, and signs its
-observations with the process, its number there and the steps that it has taken, so that the program knows of every
-frame by whom it was made. It ends with 1 where one of these is not true:
+The program starts a cluster on this machine. Every `--every` seconds, SIGKILL ends an actor that collects, and the
+collector restarts the actor. Each env counts its steps in a file that survives the kill. Its observations are the
+process, the env's number in the process, and the step, so that each frame identifies its origin. The exit status is 1
+unless all conditions hold:
 
-- the frames that were asked for are those delivered, lost, discarded and in flight;
-- no frame comes twice, and none is missing between two that came from an env;
-- what was stepped by an actor and not delivered is not more than was counted as lost (or still under way);
-- with kills the frames a second are at least 70 % of those without, the mean of before and after;
-- the memory of the driver is flat: from the first third of the time to the last one it grows by 5 % at most.
+- requested frames = delivered + lost + discarded + in flight.
+- No frame of an env is delivered twice, and no frame is missing between two delivered frames.
+- The steps that envs have taken and that were not delivered are at most the lost, discarded and in-flight frames.
+- A restart follows each kill.
+- The speed with kills is at least 70 % of the mean speed before and after.
+- The driver's memory grows by at most 5 % from the first third of the time to the last third.
 """
 
 from __future__ import annotations

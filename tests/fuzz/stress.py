@@ -1,7 +1,7 @@
-"""64 envs in 16 threads: rounds of some envs, resets, calls, envs that raise or hang, `close` of another thread.
+"""64 envs in 16 threads: rounds of some envs, resets, calls, envs that raise or hang, `close` by another thread.
 
-Each row is checked against its env's episode, step and action, so that a lost, repeated or stale row shows. It proves
-most on free-threaded Python, and runs everywhere. Time decides what happens, so a seed may not show a finding again.
+Each row is checked against its env's episode, step and action, so that a lost, repeated or stale row is found. This
+fuzzer is most useful on free-threaded Python. Timing decides the outcome, so a seed may not reproduce a finding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A short run of each fuzzer with a fixed seed; `make fuzz MINUTES=10` looks for more."""
+"""A short run of each fuzzer with a fixed seed. `make fuzz MINUTES=10` runs longer."""
 
 from __future__ import annotations
 

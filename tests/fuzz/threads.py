@@ -1,6 +1,6 @@
-"""Other threads call `alive`, `stats`, `waiting_id` and `close` at random instants: no call is harmed.
+"""Other threads call `alive`, `stats`, `waiting_id` and `close` at random moments: no call is harmed.
 
-Time decides what happens, so a finding is printed as it was found: its seed may not show it again.
+Timing decides the outcome, so findings are not shrunk, and a seed may not reproduce a finding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Our vector envs against tianshou's DummyVectorEnv, by hand and in its Collector. Needs `pip install tianshou`."""
+"""Our vector envs against tianshou's DummyVectorEnv, in a loop and in its Collector. Needs `pip install tianshou`."""
 
 from __future__ import annotations
 

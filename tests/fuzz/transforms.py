@@ -1,4 +1,4 @@
-"""Transforms in a worker, in the parent and on tensors: the same results, elements of the space, and a plain loop."""
+"""Transforms in a worker, in the parent, on tensors and in a plain loop give equal results, within the space."""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ import os
 import pickle
 import re
 import socket
+import subprocess
+import sys
 from multiprocessing.reduction import ForkingPickler
 
 import cloudpickle
@@ -76,6 +78,37 @@ def test_calls_are_counted_in_the_workers_too(tmp_path):
     assert after["socket"] > before["socket"]
     # Reads: the call and its arguments for two envs. Writes: each value and the reply.
     assert after["pickle"] - before["pickle"] >= 6
+
+
+SCRIPTS = [
+    ("threads", "CartPole x 8", "--seconds", "0.1"),
+    ("sync_steps", "CartPole x 8", "--seconds", "0.1"),
+    ("job_cost", "--steps", "2000", "--rounds", "1"),
+    ("job_cost", "--pixels", "--steps", "200", "--rounds", "1"),
+    ("tuning", "--envs", "2", "--seconds", "0.5", "--only", "10 us"),
+    ("micro",),
+    ("datasets", "--only", "open"),
+    ("datasets", "--only", "batches", "--gigabytes", "0.01"),
+    ("datasets", "--only", "record", "--rounds", "1"),
+    pytest.param(("facade", "--rounds", "1", "--seconds", "0.01"), marks=pytest.mark.slow),
+    pytest.param(("sb3", "--rounds", "1", "--seconds", "0.01"), marks=pytest.mark.slow),
+    pytest.param(("scale", "--part", "workers"), marks=pytest.mark.slow),
+    pytest.param(("scale", "--actors", "2", "--seconds", "0.2"), marks=pytest.mark.ray),
+    pytest.param(
+        ("ray", "--only", "ray-cartpole-64", "--rounds", "1", "--seconds", "0.1", "--patience", "0"),
+        marks=pytest.mark.ray,
+    ),
+]
+
+
+@needs_torch
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arguments", SCRIPTS, ids=" ".join)
+def test_a_script_runs_and_prints_figures(arguments):
+    command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{arguments[0]}", *arguments[1:]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\d", done.stdout)
 
 
 def test_the_table_of_the_collector_names_both_sides(capsys):

@@ -1,6 +1,6 @@
 """The code keeps the layers and the layout of docs/explanation/design.md. The check needs no optional library.
 
-Each rule is itself tested on a small project that breaks the rule.
+Each rule is tested on a small project that breaks the rule.
 """
 
 import ast

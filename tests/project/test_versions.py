@@ -1,4 +1,4 @@
-"""The versions in setup.cfg, constraints.txt and constraints-oldest.txt agree on every supported Python."""
+"""setup.cfg, constraints.txt and constraints-oldest.txt agree on the versions for every supported Python."""
 
 import configparser
 import re

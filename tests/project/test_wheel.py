@@ -1,4 +1,4 @@
-"""The wheel, installed without the checkout, runs the programs of Home and Ten minutes."""
+"""The wheel, installed without the checkout, runs the programs of the pages Home and Ten minutes."""
 
 from __future__ import annotations
 

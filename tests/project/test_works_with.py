@@ -1,6 +1,6 @@
-"""The page "Works with" lists the tested versions, and the libraries of the development extra are run.
+"""The page "Works with" lists the tested versions. The libraries of the development extra are run here.
 
-Other trainers (sb3-contrib, tianshou, TorchRL, RLlib) are run by the slow tests of facades and examples.
+The slow tests of facades and examples run other trainers (sb3-contrib, tianshou, TorchRL, RLlib).
 """
 
 from __future__ import annotations
