@@ -115,7 +115,7 @@ WORDS: dict[str, str] = {
     "GymnasiumVectorEnv.call_async.args": "Arguments of the method.",
     "MLPPolicy.forward.obs": "A batch of observations, a tensor `(k, ...)`.",
     "NormalizeReward.gamma": "The discount of the return.",
-    "PettingZooEnv.step.action": "The action of each agent that is alive.",
+    "PettingZooEnv.step.action": "The action of the agent to move.",
     "RandomPolicy.seed.env_ids": "The ids of the envs, int64 `(k,)`.",
     "RandomPolicy.seed.seeds": "A seed per env in `env_ids`.",
     "RayCollector.load_state_dict.strict": "As for `torch.nn.Module.load_state_dict`.",
