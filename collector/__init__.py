@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 Collector = SyncDataCollector
 
-# Imported at first use, because torch takes seconds to import, and data sets and jobs need optional libraries.
+# Imported at first use, because torch takes seconds, and data sets and jobs need optional libraries.
 _MODULES = {
     "cluster.actor_config": "ActorConfig",
     "cluster.cluster_stats": "ClusterStats",
@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LOADED_WHEN_USED:
         raise AttributeError(f"module 'collector' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)
-    globals()[name] = value  # found from now on without a call of this function
+    globals()[name] = value
     return value
 
 

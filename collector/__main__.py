@@ -44,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def script() -> int:
-    """Run `vecenv-collect`. Only commands that may import user code find modules in the current folder.
+    """Run `vecenv-collect`.
 
-    For other commands, the current folder may be an untrusted data set.
+    Only commands that may import user code find modules in the current folder, which may be an untrusted data set.
     """
     if sys.argv[1:2] == ["run"] or any(each.startswith("--allow-import") for each in sys.argv):
         sys.path.insert(0, os.getcwd())

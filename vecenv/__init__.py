@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Public names by module. The first use of a name imports its module.
+# Public names by module. The first use imports the module.
 _MODULES = {
     "backends.memory.shared_state": "SharedState",
     "creator": "EnvCreator",
@@ -90,7 +90,7 @@ _MODULES = {
 }
 _LOADED_WHEN_USED = {name: f"vecenv.{module}" for module, names in _MODULES.items() for name in names.split()}
 
-# `from vecenv import *` uses each name in `__all__`. AtariVectorEnv and SB3VecEnv would fail without optional packages.
+# `from vecenv import *` imports all names in `__all__`, so leave out two classes that need optional packages.
 _LOADED = {name for name, value in vars().items() if str(getattr(value, "__module__", None)).startswith("vecenv.")}
 __all__ = sorted((_LOADED | _LOADED_WHEN_USED.keys()) - {"AtariVectorEnv", "SB3VecEnv"})
 
@@ -99,7 +99,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LOADED_WHEN_USED:
         raise AttributeError(f"module 'vecenv' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)
-    globals()[name] = value  # the next use skips this function
+    globals()[name] = value
     return value
 
 

@@ -18,7 +18,7 @@ from vecenv.tuning.tune import tune
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line, and return 0.
+    """Run the command line `argv` (default: `sys.argv[1:]`), and return 0.
 
     Raises SystemExit with code 1 if the envs cannot be measured, and 2 for wrong arguments or an unknown env.
     """
@@ -60,7 +60,7 @@ def _env_fn(env: str, kwargs: dict[str, Any]) -> Callable[[], Any]:
         if not callable(function):
             raise ValueError(f"{env} is not a function but {function!r}; name a function or class that makes an env")
         return partial(function, **kwargs)
-    if ":" not in env:  # `gymnasium.make` imports the module of "module:id", and then checks the id
+    if ":" not in env:  # the id in "module:id" exists only after `gymnasium.make` has imported the module
         try:
             find_spec(env)
         except gymnasium.error.Error as error:

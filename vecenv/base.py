@@ -44,14 +44,14 @@ class BaseVectorEnv(LayerMark, EngineProperties):
             envs share state.
         worker_fn: a function that makes an `EnvWorker` from an env_fn, in place of `backend`.
         wait_num: `step` returns as soon as this many envs (1 to n) have answered.
-        timeout: seconds after which `step` returns the results so far. If there is none, `step` waits for the first.
+        timeout: seconds after which `step` returns the ready results. If none is ready, it waits for the first.
         backend: a new `Backend`, or a function that makes a backend. `lazy` requires a function.
         num_workers: number of workers. Default: one per CPU. If `wait_num` or `timeout` is set: one per env.
         copy: False returns batches of all envs as views, valid until the next call.
         stack_obs: False returns Dict and Tuple observations as an object array with a dict or tuple per env.
         on_error: "raise", or "restart" to retry failed resets, and to turn a failed step into a truncated row (result)
             with the previous observation. The info (with `autoreset`: `final_info`) has `restarted=True` and the
-            message as `error`.
+            failure's message as `error`.
         max_restarts: failures per env and minute that "restart" absorbs. The next failure raises.
         strict: raise for a step of an env that was not reset, or whose episode is over.
         check_spaces: raise if envs have different spaces.
@@ -117,7 +117,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
 
         Rows follow the order of `id`. With an int `seed`, env i gets seed + i. A list `seed` has an entry per env in
         `id`. `options` is a dict, or a list with a dict per env. Other arguments go to each env's `reset`. If the
-        worker of an env has ended, a new worker starts. Raises RuntimeError if an env is still stepping.
+        worker of an env has ended, a new worker starts. Raises RuntimeError if an env to reset is still stepping.
         """
         self.start()
         if self._in_call is not None:
@@ -132,9 +132,9 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         Arguments:
             action: one action per env, of any array library. Actions are cast to the dtype of the action space. A wrong
                 shape raises ValueError; `(k,)` and `(k, 1)` count as equal. With None, `step` only waits for
-                envs in flight, or resets the envs in `reset`.
-            id, env_id: ids or a mask; row j belongs to env `id[j]`. With `wait_num` or `timeout`, rows follow ascending
-                ids, and `info[j]["env_id"]` is the id.
+                envs that are stepping, or resets the envs in `reset`.
+            id, env_id: ids or a mask (synonyms). Row j belongs to env `id[j]`. With `wait_num` or `timeout`, rows
+                follow ascending ids, and `info[j]["env_id"]` is the id.
             reset: ids or a mask of envs to reset instead of stepping. The actions for these envs are ignored.
             autoreset: True, or one seed per env (-1: no seed), also resets envs whose episode ends in this step (as
                 gymnasium's SAME_STEP). Their rows have the reward and flags of the step, and the observation and info
@@ -176,8 +176,8 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         `kwargs` are reset arguments for the envs in `reset`. A list `seed` follows the order of `reset`.
         `send(None, reset=ids)` only resets.
 
-        Raises ValueError, IndexError or TypeError for wrong actions or ids, RuntimeError if an env is still stepping,
-        and the earlier error of a failed env. After an error, no env has started.
+        Raises ValueError, IndexError or TypeError for wrong actions or ids, RuntimeError if one of these envs is
+        still stepping, and the earlier error of a failed env. After an error, no env has started.
         """
         ids = self._ids_of_round(action, id, env_id, reset)
         if action is not None:
@@ -198,7 +198,8 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     def recv(self) -> Step:
         """Wait as `wait_num` and `timeout` require, and return the results: the second half of `step`.
 
-        Raises RuntimeError if no env is stepping. If an env fails, raises the error, with other results as `partial`.
+        Raises RuntimeError if no env is stepping or being reset. If an env fails, raises its error, with the remaining
+        results as `error.partial`.
         """
         return self.engine.receive()
 
@@ -249,11 +250,12 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     def stats(self) -> dict[str, Any]:
         """Return counts and seconds since the start. A round is a call that steps or resets envs.
 
-        - `rounds`, `steps`, `resets`: number of rounds, stepped envs and reset envs
+        - `rounds`, `steps`, `resets`: number of rounds, env steps, and env resets (without autoresets)
         - `dispatch_s`, `wait_s`: seconds that this process computed in rounds, and waited for envs
-        - `round_p50_s`, `round_p99_s`: percentiles of the durations of the last 1,024 rounds (`None` before the first)
+        - `round_p50_s`, `round_p99_s`: percentiles of the last 1,024 rounds (`None` before the first): seconds of a
+          sync `step` of all envs, else seconds of waiting
         - `worker_busy_s`: seconds in rounds, per worker
-        - `slowest_worker`, `slowest_env_ids`: the busiest worker and its envs
+        - `slowest_worker`, `slowest_env_ids`: index of the busiest worker, and its env ids
         - `restarts`, `absorbed`: number of restarted workers, and of failures that on_error="restart" absorbed
         - `openmp_active`, `openmp_rounds`: True if rounds end idle OpenMP threads, and the number of such rounds
         - `openblas_shortened`: True if OpenBLAS threads sleep sooner
@@ -263,9 +265,9 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         return self.engine.stats()
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
-        """Return the attribute `key` of each env in `id` (default: all), also from inside wrappers.
+        """Return the attribute `key` of each env in `id` (default: all), searched from the outermost wrapper inwards.
 
-        Raises AttributeError if an env lacks the attribute, RuntimeError if an env is still stepping.
+        Raises AttributeError if an env lacks the attribute, RuntimeError if one of these envs is still stepping.
         """
         return self._call(id, "get_env_attr", (key,))
 
@@ -274,7 +276,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         self._call(id, "set_env_attr", (key, value))
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
-        """Call the method `name` of the envs `id` in parallel. If `name` is not callable, return its value."""
+        """Call the method `name` of the envs `id` in parallel. If the attribute is not callable, return its value."""
         return self._call(id, "call", (name, args, kwargs))
 
     def render(self, id: Any = None, **kwargs: Any) -> list[Any]:
@@ -296,7 +298,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         return self._call(id, "get_state", ())
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
-        """Set the states of the envs `id` (default: all). These envs then need no reset."""
+        """Set the states of the envs `id` (default: all). These envs need no reset afterwards."""
         self.engine.check_open()
         self.engine.calls.set_states(self._as_ids(id), states)
 
@@ -342,7 +344,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         self.engine.check_open()
 
     def close(self) -> None:
-        """Close all envs and end the workers, by force after 5 seconds."""
+        """Close all envs and end the workers. After 5 seconds, kill the remaining worker processes."""
         self.engine.close()
 
     def __enter__(self) -> Any:
@@ -376,5 +378,5 @@ def overrides_nothing(venv: Any, *methods: str) -> bool:
 
 
 def engine_of(venv: Any) -> Engine | None:
-    """Return the engine, or None if `venv` overrides `reset`, `step`, `send` or `recv`, which the engine bypasses."""
+    """Return the engine, or None if the engine would bypass an override of `reset`, `step`, `send` or `recv`."""
     return venv.engine if overrides_nothing(venv, "reset", "step", "send", "recv") else None

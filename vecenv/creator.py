@@ -24,15 +24,16 @@ class EnvCreator:
     Wrappers and transforms with the methods `shared_state` and `bind_shared_state` share state (see `SharedState`).
 
     Arguments:
-        create_env_fn: a function (also a lambda) or class that makes an env.
+        create_env_fn: a function or class that makes an env.
         create_env_kwargs: dict of arguments for `create_env_fn`, or a list with a dict per env for `[creator] * n`.
         share_memory: False gives each env separate state.
         kwargs: further arguments of `create_env_fn`.
 
     With `share_memory`, the constructor makes and closes one additional env. See docs/guarantees.md ("Shared state").
 
-    Raises TypeError if `create_env_fn` is not callable or does not make an env. A creator with shared state can be
-    pickled only as an argument of a new process, which receives the unnamed shared memory.
+    Raises TypeError if `create_env_fn` is not callable or (with `share_memory`) does not make an env, or if
+    `create_env_kwargs` has a wrong type. A creator with shared state can be pickled only as an argument of a new
+    process, which receives the unnamed shared memory.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -61,7 +62,7 @@ class EnvCreator:
         self._states: list[SharedState] | None = None
         self._names: list[str] = []
         self._report: EnvReport | None = None
-        if isinstance(create_env_fn, EnvCreator):  # merge the arguments, and share the inner creator's state
+        if isinstance(create_env_fn, EnvCreator):
             other = create_env_fn
             self._fn, self._kwargs = other._fn, _merge_kwargs(self._kwargs, other._kwargs)
             self._freezes = other._freezes
@@ -92,7 +93,7 @@ class EnvCreator:
         return env
 
     def for_env(self, i: int, n: int) -> EnvCreator:
-        """Return the creator for env `i` of `n` envs. If the arguments are a list, this creator has entry `i`.
+        """Return the creator for env `i` of `n` envs. If the arguments are a list, the new creator has entry `i`.
 
         Raises ValueError if the list does not have `n` entries.
         """
@@ -116,20 +117,21 @@ class EnvCreator:
         return self._variant(_shares=False, _states=None, _names=[])
 
     def frozen_copy(self, *, shared_only: bool = False) -> EnvCreator:
-        """Return a creator of envs for evaluation. These envs share a copy of the state, and update no statistics.
+        """Return a creator of envs for evaluation. These envs share a copy of the state, and have frozen statistics.
 
-        With `share_memory=False`, each env keeps the statistics with which `create_env_fn` made it. With
-        `shared_only`, statistics that are not shared are still updated.
+        Wrappers without `freeze` still update, such as gymnasium's `NormalizeObservation`. With
+        `share_memory=False`, each env keeps the statistics with which `create_env_fn` made it. With `shared_only`,
+        statistics that are not shared are still updated.
         """
         states = self._states and [SharedState(state.read(), share=True) for state in self._states]
         return self._variant(_freezes="shared" if shared_only else "all", _states=states)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """Change these arguments, and keep the others. Vector envs that have started do not change.
+        """Change the given arguments of `create_env_fn`. Vector envs that have started do not change.
 
         kwargs: dict, or a list with a dict per env.
 
-        Raises ValueError if this creator already has a list of a different length.
+        Raises TypeError for any other `kwargs`, and ValueError if this creator has a list of a different length.
         """
         self._kwargs, self._report = _merge_kwargs(self._kwargs, kwargs), None
 
@@ -155,7 +157,7 @@ class EnvCreator:
         wrong += [key for key in now.keys() & state_dict.keys() if now[key].shape != np.shape(state_dict[key])]
         if wrong:
             shapes = {key: value.shape for key, value in now.items()}
-            raise ValueError(f"the state_dict does not fit in {sorted(wrong)}; expected the shapes {shapes}")
+            raise ValueError(f"the state_dict does not fit at {sorted(wrong)}; expected the shapes {shapes}")
         for k, (owner, state) in enumerate(zip(self._names, self._states or (), strict=True)):
             with state.update() as arrays:
                 for name in arrays:

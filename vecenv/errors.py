@@ -12,7 +12,8 @@
     └── SharedMemoryError     also OSError
 
 Mistakes of the caller raise ValueError, TypeError, IndexError and RuntimeError. An env's exception keeps its class if
-it can be pickled. The exception's cause is the worker's traceback, and a note has the env id.
+the exception can be pickled, or if the env is in this process. A note has the env id. If the exception comes from a
+worker process, its cause is a `RemoteTraceback`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vecenv import nest
 
 
 class Partial(NamedTuple):
-    """Results of the envs that did not fail, in the order of `env_id`. An error has this object as `partial`."""
+    """Results of the envs that finished their step or reset, in the order of `env_id`. `error.partial` is a Partial."""
 
     env_id: Any
     obs: Any
@@ -48,9 +49,9 @@ class Partial(NamedTuple):
                 step = error.partial.merge_into(obs)
             obs, rew, terminated, truncated, info = step
             if (done := terminated | truncated).any():
-                obs[done], info[done] = venv.reset(done)  # restarts the failed envs
+                obs[done], info[done] = venv.reset(done)  # resets ended and failed envs
 
-        A failed env gets its row of `obs`, reward 0, `truncated` True, and an info with `restarted` False, because the
+        A failed env gets its row of `obs`, reward 0 and `truncated` True. The info has `restarted` False, because the
         env still needs a reset.
 
         obs: the batch of observations before the step.
@@ -107,7 +108,7 @@ class VectorEnvError(RuntimeError):
 
 
 class EnvStepError(VectorEnvError):
-    """An env raised an exception that cannot be pickled. The message has the exception's class and text."""
+    """An env raised SystemExit, or an exception that cannot be pickled. The message has the class and text."""
 
 
 class WorkerDiedError(VectorEnvError):
@@ -115,7 +116,7 @@ class WorkerDiedError(VectorEnvError):
 
 
 class WorkerTimeoutError(VectorEnvError, TimeoutError):
-    """An env exceeded `step_timeout`, or a worker did not start in time. The message has the env's stack."""
+    """An env exceeded `step_timeout`, or a worker did not start in time. The message has the env's stack, if known."""
 
 
 class EnvContractError(VectorEnvError):
@@ -123,7 +124,7 @@ class EnvContractError(VectorEnvError):
 
 
 class ObservationError(EnvContractError):
-    """An observation does not fit the shape, dtype, keys or value range of its observation space."""
+    """An observation does not fit the shape, keys or dtype of its observation space, for example 300 for uint8."""
 
 
 CLOSED_MEANWHILE = "the vector env was closed while this call waited for its envs"
@@ -138,7 +139,7 @@ class NotStartedError(VectorEnvError, AttributeError):
 
 
 class ConcurrentCallError(VectorEnvError):
-    """A method was called while another thread waits for the vector env."""
+    """A method was called before another call of the vector env has ended, for example in a different thread."""
 
 
 class SharedMemoryError(VectorEnvError, OSError):

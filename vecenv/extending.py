@@ -1,6 +1,6 @@
 """Names for packages that extend vecenv.
 
-The package `collector` imports only from `vecenv`, `vecenv.nest` and this module.
+The package `collector` imports only from `vecenv`, `vecenv.nest`, `vecenv.transforms` and this module.
 """
 
 from vecenv.backends.host.failure import add_note

@@ -19,7 +19,7 @@ class VectorEnvNormObs(RowWiseWrapper):
     """Wrapper that normalises observations by their running mean and deviation (as tianshou's).
 
     Each batch first updates the statistics, unless `update_obs_rms` is False, and is then normalised. `get_obs_rms` and
-    `set_obs_rms` share statistics. Floats keep their dtype. Other numbers become float64.
+    `set_obs_rms` share statistics between wrappers. Floats keep their dtype. Other numbers become float64.
     For rewards use `TransformedVectorEnv(venv, NormalizeReward())`.
 
     Raises ValueError if observations are not numeric or not stacked (`stack_obs=False`), and TypeError for a gymnasium
@@ -104,7 +104,7 @@ def _new_statistics(venv: Any) -> Any:
                 f"VectorEnvNormObs cannot normalise {leaf.path}: it is not an array of numbers with the same shape and "
                 "dtype in all envs; take it out of the observation, with gymnasium.wrappers.FilterObservation"
             )
-    engine = getattr(venv, "engine", None)  # `venv` may be an object without an engine
+    engine = getattr(venv, "engine", None)
     if isinstance(tree, (dict, tuple)) and engine is not None and engine.results.splits:
         raise ValueError(
             "VectorEnvNormObs takes Dict and Tuple observations stacked: make the venv with stack_obs=True"

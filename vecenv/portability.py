@@ -1,4 +1,4 @@
-"""System calls that exist only on Linux. If a function returns None or False, the caller uses a fallback.
+"""System calls that only Linux has. If a function returns `None` or False, the caller uses a fallback.
 
 If `VECENV_PORTABLE=1` is set before Python starts, these calls are disabled, to test the fallbacks.
 """
@@ -21,7 +21,7 @@ _fcntl: Any = fcntl
 
 
 def _call(name: str) -> Callable[..., Any] | None:
-    """Return a function of `os`, or None if missing. Not cached, because tests set `PORTABLE`."""
+    """Return a function of `os`, or `None` if missing. Not cached, because tests set `PORTABLE`."""
     return None if PORTABLE else getattr(os, name, None)
 
 
@@ -42,7 +42,7 @@ def seal_size(fd: int) -> None:
 
 
 def allocate(fd: int, size: int) -> bool:
-    """Reserve the first `size` bytes of a file, or return False. Raises OSError if there is no room."""
+    """Reserve the first `size` bytes of a file. Return False if the system cannot. Raises OSError without room."""
     reserve = _call("posix_fallocate")
     if reserve is not None:
         reserve(fd, 0, size)
@@ -62,7 +62,7 @@ def has_pidfds() -> bool:
 
 
 def signal_at_end_of_starter(number: int) -> bool:
-    """Let the kernel send signal `number` (0: none) to this process when the thread that started this process ends."""
+    """Let the kernel send signal `number` (0: no signal) to this process when the thread that started it ends."""
     if not signals_at_end_of_starter():
         return False
     set_parent_death_signal = 1
@@ -75,7 +75,7 @@ def signals_at_end_of_starter() -> bool:
 
 
 def polls_for_hangup() -> bool:
-    """Return True if `poll` with the event mask 0 reports a hang-up. On macOS, it does not."""
+    """Return True if `poll` with the event mask 0 reports a hang-up (not on macOS)."""
     return not PORTABLE and sys.platform != "darwin"
 
 
@@ -106,11 +106,11 @@ def thread_ids() -> list[int] | None:
 
 
 def path_of_descriptor(fd: int) -> str | None:
-    """Return a path of an open file or folder, or None. In this process, the path stays valid after a rename."""
+    """Return a path of an open file or folder, or `None`. In this process, the path stays valid after a rename."""
     if not PORTABLE and os.path.isdir("/proc/self/fd"):
         return f"/proc/self/fd/{fd}"
     return None
 
 
 IN_ORDER = not PORTABLE and platform.machine() in ("x86_64", "AMD64")
-"""True if the processor keeps the order of writes, and the order of reads. Only a read after a write needs a fence."""
+"""True if the processor keeps the order of writes and of reads, so that only a read after a write needs a fence."""

@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 
 NICENESS = "RAY_worker_niceness"
-"""Environment variable with the niceness of actors. Ray reads it at its start."""
+"""Environment variable with the niceness of actors. Ray reads the variable at its start."""
 RECORDS = "vecenv"
 NOTICED_WITHIN = 1.0
 
 _lock = threading.Lock()
 _users = 0
 _address: str | None = None
-"""Address of the cluster that `connect` started or joined, or None."""
+"""Address of the cluster that `connect` started or joined, or `None`."""
 _ended_at = -NOTICED_WITHIN
 """Time (`time.monotonic`) when an actor last ended."""
 ANSWERS_WITHIN = 1.0
@@ -53,7 +53,7 @@ class RayCluster:
         self.release()
 
     def release(self) -> None:
-        """End this use of the cluster. Repeated calls do nothing.
+        """End this use of the cluster. Repeated calls have no effect.
 
         The last release ends or leaves the cluster that `connect` started or joined. If the program called `ray.init`,
         Ray stays connected.
@@ -74,7 +74,7 @@ class RayCluster:
 def connect(address: str | None = None) -> RayCluster:
     """Use the cluster of `ray.init`, else the cluster at `address`.
 
-    address: as in `ray.init`. "auto" and None use `RAY_ADDRESS`. If `RAY_ADDRESS` is not set, None starts a local
+    address: as in `ray.init`. "auto" and `None` use `RAY_ADDRESS`. If `RAY_ADDRESS` is not set, `None` starts a local
         cluster, and "auto" joins a cluster on this machine, or else starts one.
 
     Raises ImportError without ray, and the errors of `ray.init`, such as ConnectionError.
@@ -178,7 +178,7 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def assigned_cpus() -> float | None:
-    """Return the number of CPUs of this actor or task, or None in other processes. Does not import ray."""
+    """Return the number of CPUs of this actor or task, or `None` in other processes. Does not import ray."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
@@ -358,7 +358,10 @@ def end_actor(actor: Any) -> None:
 
 
 def free_places(options: Mapping[str, Any]) -> int:
-    """Return how many actors with these options fit in the free part of the cluster or placement group."""
+    """Return how many actors with these options fit in the free part of the cluster or placement group.
+
+    If an actor asks for no resources, return the number of CPUs.
+    """
     asked = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": options.get("memory", 0)}
     asked = {name: amount for name, amount in (asked | options.get("resources", {})).items() if amount}
     total = import_ray().cluster_resources().get("CPU", 0)
@@ -387,7 +390,7 @@ def _free_of_bundles(group: Any) -> list[dict[str, float]]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return Ray's error about the end of an actor, as a line."""
+    """Return Ray's error about the end of an actor, as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith(("class_name:", "actor_id:", "pid:", "namespace:", "ip:"))]
     text = " ".join(kept).partition(" Some common causes include")[0]

@@ -27,7 +27,7 @@ class RunningMeanStd:
 
     `mean` and `var` are float64 in the shape of a row. `norm` adds `eps` to the variance, and clips results to
     +-`clip_max` (`None`: no limit). Rows with NaN, infinity or a number above 1e100 are skipped. After the first
-    batch, updates are in place, so views stay valid.
+    batch, updates are in place, so references to `mean` and `var` stay valid.
 
     >>> rms = RunningMeanStd()
     >>> rms.update(np.array([[1.0], [3.0], [np.nan]]))
@@ -83,11 +83,11 @@ class RunningMeanStd:
     def add(self, rows: Any, decay: float = 1.0) -> Any:
         """Add float64 rows (k, ...). `decay` multiplies the weight of earlier rows. Return the rows minus the new mean.
 
-        Values of a tensor are not read, because this would wait for the GPU.
+        Values of a tensor are not copied to the CPU, because a copy waits for the GPU.
         """
         if isinstance(rows, np.ndarray) and (before := float(self._count) * decay):
             centred = rows - self.mean
-            if _sum_of_squares(centred) < LARGEST_NUMBER**2:  # False for NaN. Else Welford's update for a batch.
+            if _sum_of_squares(centred) < LARGEST_NUMBER**2:  # False for NaN. If True, Welford's update.
                 total = before + len(rows)
                 shift = _sum(centred) / total
                 left = centred - shift
@@ -106,7 +106,7 @@ class RunningMeanStd:
         return rows - self.mean
 
     def merge(self, count: Any, mean: Any, var: Any, decay: float = 1.0, skipped: Any = 0) -> None:
-        """Add `count` rows with this mean and variance (Chan's formula). Count `skipped` more rows as skipped."""
+        """Add `count` rows with this mean and variance (Chan's formula). Add `skipped` to the skipped rows."""
         total = self._count * decay + count
         new = count / (total + TINY)
         old = 1 - new
@@ -133,7 +133,7 @@ class RunningMeanStd:
         return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any], shape: tuple[int, ...] | None = None) -> None:
-        """Set the statistics to a `state_dict`. Raises ValueError for wrong names, or a row shape unlike `shape`."""
+        """Set the statistics to a `state_dict`. Raises ValueError for wrong keys, or a row shape other than `shape`."""
         check_keys(self, STATE_KEYS, state)
         mean, var = np.array(state["mean"], dtype=np.float64), np.array(state["var"], dtype=np.float64)
         if not mean.shape == var.shape == (mean.shape if shape is None else shape):
@@ -146,7 +146,7 @@ class RunningMeanStd:
 
     @staticmethod
     def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Merge several `state_dict`s into the state of statistics with all rows."""
+        """Merge several `state_dict`s, as if one object had seen all rows."""
         together = RunningMeanStd()
         together.load_state_dict(states[0])
         for state in states[1:]:

@@ -1,6 +1,6 @@
 """`DummyVecEnv` and `SubprocVecEnv` with the arguments of Stable-Baselines3.
 
-from vecenv.sb3 import SubprocVecEnv  # was: from stable_baselines3.common.vec_env import SubprocVecEnv
+To use them, change the import: `from vecenv.sb3 import SubprocVecEnv`.
 
 `AgentMonitor` and `AgentRolloutBuffer` are for the batches of `flatten_agents`.
 """
@@ -40,7 +40,7 @@ class AgentMonitor(VecMonitor):
         self.active = np.ones(self.num_envs, dtype=np.bool_)
 
     def step_wait(self) -> Any:
-        """Return the step. Add `episode` to the infos of agents whose episode ended."""
+        """Wait for the step and return it. Add `episode` to the infos of agents whose episode ended."""
         obs, rewards, dones, infos = self.venv.step_wait()
         infos = list(infos)
         self.active = np.array([bool(info.get("active", True)) for info in infos])

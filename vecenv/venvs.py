@@ -23,7 +23,7 @@ SET_BY_SUBCLASS = ("backend", "worker_fn")
 
 
 class DummyVectorEnv(BaseVectorEnv):
-    """Vector env with all envs in this process, for debugging and for very cheap envs.
+    """Vector env with all envs in this process, for debugging and very cheap envs.
 
     >>> import gymnasium as gym
     >>> with DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 2) as venv:
@@ -100,7 +100,7 @@ class ProcessVectorEnv(WorkersVectorEnv):
 class SubprocVectorEnv(ProcessVectorEnv):
     """Vector env with worker processes that exchange arrays through sockets.
 
-    The arguments are as in ShmemVectorEnv. `share_memory=True` (as in tianshou) uses shared memory instead.
+    The arguments are as in ShmemVectorEnv. `share_memory=True` (as in tianshou) uses shared memory instead of sockets.
 
     >>> import gymnasium as gym
     >>> with SubprocVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2) as venv:
@@ -129,15 +129,15 @@ class ShmemVectorEnv(ProcessVectorEnv):
     """Vector env with worker processes that write results into shared memory. The fastest class for most envs.
 
     Arguments besides BaseVectorEnv's:
-        context: "forkserver" (default), "fork" or "spawn". The script needs no `if __name__ == "__main__"`. With
+        context: "forkserver" (default), "fork" or "spawn". Scripts never need `if __name__ == "__main__"`. With
             "fork", env_fns need not be picklable.
         start_timeout: seconds for the constructors of all envs (120).
-        step_timeout: seconds that an env may take for a call. If the env takes longer, vecenv kills the worker, and
-            raises WorkerTimeoutError with the env's stack: in the call that waits for the env (at most 20 % later), or
-            in the next call. By default, only a warning shows the stack each minute.
+        step_timeout: seconds that an env may take for a call. If the env takes longer, vecenv kills the worker. The
+            call that waits for the env raises WorkerTimeoutError with the env's stack, at most 20 % later. If calls
+            are rare, a later call raises this error. By default, only a warning shows the stack each minute.
         affinity: bind each worker to one CPU.
         release_openmp: end idle OpenMP threads (of torch) in this process, and let idle OpenBLAS threads (of numpy)
-            sleep sooner. Both wait in busy loops, which take CPUs.
+            sleep sooner. These threads wait in busy loops, which take CPUs.
 
     >>> import gymnasium as gym
     >>> with ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8) as venv:
@@ -156,13 +156,13 @@ class ThreadVectorEnv(WorkersVectorEnv):
     Each env stays in one thread. Nothing is pickled. Envs that use the global generators of `random` or `numpy.random`
     are not reproducible.
 
-    Envs must be thread-safe. pygame's gfxdraw (used by gymnasium's CartPole) is not, so only one thread at a time runs
-    `render` or `from_pixels`. Use processes for envs that render in `step`.
+    Envs must be thread-safe. pygame's gfxdraw (used by gymnasium's CartPole) is not, so only one thread at a time
+    renders for `render` and `from_pixels`. Use processes for envs that render in `step`.
 
     Arguments besides BaseVectorEnv's:
-        num_workers: number of threads. Default as in BaseVectorEnv. Use one per env for envs that wait.
-        start_timeout, step_timeout: as in ShmemVectorEnv. But a thread cannot be killed, so the thread of a hanging env
-            runs until the step returns.
+        num_workers: number of threads. Use one per env for envs that wait.
+        start_timeout, step_timeout: as in ShmemVectorEnv. But a hanging thread cannot be killed, and runs until the env
+            returns.
 
     >>> import gymnasium as gym
     >>> with ThreadVectorEnv([lambda: gym.make("CartPole-v1")] * 4, wait_num=2) as venv:
@@ -188,8 +188,9 @@ class RayVectorEnv(WorkersVectorEnv):
         placement_group: bundles for the actors, used in place of `scheduling`.
         start_timeout: seconds to place all actors and construct their envs (120).
         step_timeout: seconds that an env may take for a call. If the env takes longer, vecenv ends the actor and
-            raises WorkerTimeoutError. By default, vecenv waits. It notices a host without power after 2 s. A
-            host that does not answer takes `step_timeout`, by default about 65 s. `reset` then uses a different host.
+            raises WorkerTimeoutError. By default, vecenv waits. A host without power is noticed after 2 s,
+            and a host that does not answer after `step_timeout`, by default about 65 s. The next `reset` uses a
+            different host.
         release_openmp: as in ShmemVectorEnv.
 
     Raises ImportError without ray, and WorkerTimeoutError if the cluster has no room for the actors.

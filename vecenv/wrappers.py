@@ -72,7 +72,6 @@ class VectorEnvWrapper(BaseVectorEnv):
             base.outermost = None
 
     def note_exception(self, error: BaseException) -> None:
-        # `venv` may lack this method.
         if (note := getattr(self.venv, "note_exception", None)) is not None:
             note(error)
 
@@ -97,10 +96,10 @@ class LayerState:
 class RowWiseWrapper(VectorEnvWrapper):
     """Base of wrappers that change rows (results of single envs), but not how envs are stepped.
 
-    A subclass overrides `map_action`, `map_reset` or `map_step`. Each row passes `map_reset` or `map_step` once, also
-    in the `partial` of an error and in resets by `seed`. A row with a step and a reset (`autoreset=True`) passes both:
-    first `map_step` with `final_obs` as the observation, then `map_reset` with the first observation of the next
-    episode. If `keeps_autoreset` is False, `autoreset=True` raises TypeError.
+    A subclass overrides `map_action`, `map_reset` or `map_step`. Each row passes `map_reset` or `map_step` once,
+    including rows in the `partial` of an error and rows of resets by `seed`. A row with a step and a reset
+    (`autoreset=True`) passes both: first `map_step` with `final_obs` as the observation, then `map_reset` with the
+    first observation of the next episode. If `keeps_autoreset` is False, `autoreset=True` raises TypeError.
 
     A wrapper with state per episode also overrides `map_repeated`, `episode_state` and `set_episode_state`.
 
@@ -175,7 +174,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         return [LayerState(each, nest.take(own, slice(i, i + 1))) for i, each in enumerate(below)] if own else below
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
-        """Set states that `get_state` returned. Raises ValueError if the wrappers were different then."""
+        """Set states that `get_state` returned. Raises ValueError if the states come from different wrappers."""
         ids = self._ids(id)
         if expected := self.episode_state(ids).keys():
             for state in states:
@@ -207,7 +206,7 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     @sets_mark
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
-        # This is `_as_one_call` inlined, which saves two function calls per round.
+        # `_as_one_call` inlined, to save two function calls per round
         if self._in_call is not None:
             self._recover(sys._getframe(1))
         self._caller = get_ident()
@@ -246,7 +245,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         return mapped(*rows)
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Let all envs of the interrupted call need a reset, even if the engine has finished its part."""
+        """Mark all envs of the interrupted call as needing a reset, even if the engine has finished."""
         engine = getattr(self, "engine", None)
         if engine is not None and not engine.closed and self._in_call is not None:
             action, id, kwargs = self._in_call
@@ -311,8 +310,8 @@ class RowWiseWrapper(VectorEnvWrapper):
 def resets_in_step(venv: Any) -> bool:
     """Return True if `venv.step(action, autoreset=True)` resets an env in the round of its last step.
 
-    Return False if a wrapper ends episodes or overrides `reset`, `step`, `send` or `recv`, or if the backend has no
-    autoreset.
+    Return False if a wrapper ends episodes, if a class overrides `reset`, `step`, `send` or `recv`, or if the backend
+    has no autoreset.
     """
     while isinstance(venv, VectorEnvWrapper):
         base = RowWiseWrapper if isinstance(venv, RowWiseWrapper) else VectorEnvWrapper
@@ -330,7 +329,7 @@ def step_with_views(venv: Any) -> Callable[..., Step] | None:
     Return `None` if the caller must use `venv.step`:
 
     - if `wait_num` or `timeout` is set,
-    - if a wrapper, a subclass or the program replaces `step`.
+    - if `venv` is a wrapper, overrides `reset`, `step`, `send` or `recv`, or got a `step` from the program.
     """
     engine = engine_of(venv)
     if engine is None or venv.is_async or "step" in vars(venv):

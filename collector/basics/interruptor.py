@@ -67,7 +67,7 @@ def stop_when_host_ends(interruptor: Interruptor) -> threading.Event:
 
 @contextmanager
 def sigint_deferred() -> Iterator[None]:
-    """Defer the main thread's first Ctrl-C to the end of its `with` block. A second Ctrl-C is immediate."""
+    """Defer the first Ctrl-C to the end of a `with` block in the main thread. A second Ctrl-C is immediate."""
     before, pending = signal.getsignal(signal.SIGINT), list[FrameType | None]()
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -111,7 +111,7 @@ Self = TypeVar("Self", bound="Stopping")
 
 
 class OutOfTime(KeyboardInterrupt):
-    """Error if a step does not end soon after a signal. A KeyboardInterrupt, because envs rarely catch this class."""
+    """Error if a step does not end soon after a signal. The base is KeyboardInterrupt, which envs rarely catch."""
 
 
 class Stopping(Interruptor):
@@ -119,7 +119,7 @@ class Stopping(Interruptor):
 
     In the `with` block, the first SIGINT or SIGTERM ends the job:
 
-    - The envs' current step may take `GRACE_SECONDS` more. Then `OutOfTime` is raised.
+    - If the envs' current step takes over `GRACE_SECONDS` more, `OutOfTime` is raised.
     - A second Ctrl-C raises KeyboardInterrupt, and a second SIGTERM kills the process.
     - If an env holds the interpreter lock, no Python handler runs. So a watchdog process kills this process
       `KILL_SECONDS` after the grace period. Python's C code reports the signal to the watchdog through a pipe.
@@ -178,7 +178,7 @@ class Stopping(Interruptor):
             yield
         finally:
             self._may_raise = False
-            if self._stopped:  # else it could kill the process during the last write to disk
+            if self._stopped:  # the watchdog could kill the process during the last write to disk
                 self._end_watchdog()
 
     @contextmanager
@@ -225,7 +225,7 @@ class Stopping(Interruptor):
         signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS, 1.0)
 
     def _second_interrupt(self, signum: int, frame: FrameType | None) -> None:
-        """Handle the second Ctrl-C. `OutOfTime` must not interrupt the cleanup."""
+        """Handle the second Ctrl-C, and prevent `OutOfTime`, which would interrupt the cleanup."""
         self._may_raise = False
         raise KeyboardInterrupt
 

@@ -1,6 +1,6 @@
 """Convert batches between three forms: `(env, time, ...)`, flat (a row per step), and a row per trajectory.
 
-The functions return dicts of arrays instead of batches, because `rollout.py` imports this module.
+The functions return dicts instead of batches, because `rollout.py` imports this module.
 """
 
 from __future__ import annotations

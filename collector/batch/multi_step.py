@@ -22,15 +22,15 @@ class MultiStep:
     discounted sum of n rewards, or fewer at the end of an episode or batch. `next.obs`, `terminated` and
     `truncated` come from the last step whose reward was summed. New entries of `extras`:
 
-    - `discount`: float64, `gamma` to the power of `steps`: factor for the value of `next.obs`.
-    - `steps`: int64, the number of summed rewards; also as `steps_to_next_obs`, for torchrl's value estimators.
-    - `original_reward`.
+    - `discount`: float64, `gamma**steps`, the factor for the value of `next.obs`.
+    - `steps` and (for torchrl's value estimators) `steps_to_next_obs`: int64, the number of summed rewards.
+    - `original_reward`: the reward before the sum.
 
     torchrl's MultiStep keeps the `terminated` and `truncated` of the first summed step. So its targets bootstrap
     even if a later summed step terminates. torchrl's MultiStep takes gamma first, then n.
 
     Raises ValueError if n is not an integer of at least 1, or gamma is not in (0, 1]. A call raises ValueError if the
-    batch already has an extra with one of the new names.
+    batch already has one of the new extras.
 
     >>> import gymnasium as gym
     >>> from collector import SyncDataCollector

@@ -264,7 +264,7 @@ class Rollout(Steps):
     def to_tensordict(self) -> Any:
         """Return a `TensorDict` of shape `(N, T)` with the keys of torchrl's collectors. Needs tensordict.
 
-        Rewards are float32. Rewards and flags have a last dimension of 1 (vectors of m rewards: m). The key
+        Rewards are float32. Rewards and flags have a last dimension of 1 (m for vectors of m rewards). The key
         ("collector", "traj_ids") has the episode ids.
 
         Raises TypeError for a column of objects or text, such as `agent_id` of `PettingZooEnv`, and ValueError if an

@@ -57,9 +57,9 @@ class RolloutBuffer:
             nest.put(column, where, rows)
 
     def write_outputs(self, where: Where, outputs: dict[str, Any]) -> None:
-        """Write the policy's outputs before the step.
+        """Write the policy's outputs before the step, because they may be views of `obs`.
 
-        Outputs may be views of `obs`, which a step with `copy=False` overwrites.
+        A step with `copy=False` overwrites `obs`.
         """
         if "action" not in self._columns:
             check_policy_names(outputs)
@@ -70,7 +70,7 @@ class RolloutBuffer:
         self, where: Where, after: Where, obs: Any, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
     ) -> None:
         columns = self._columns
-        if "truncated" not in columns:  # made last: after a Ctrl-C in this loop, the next call makes all three
+        if "truncated" not in columns:  # made last, so that after a Ctrl-C the next call repeats this loop
             for name, rows in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
                 self._new_column(name, rows)
         if reward.ndim > columns["reward"].ndim:  # the first vector reward
@@ -82,7 +82,7 @@ class RolloutBuffer:
         self.write("obs", after, obs)
 
     def write_extras(self, where: Where, extras: dict[str, np.ndarray]) -> None:
-        """Write columns that some steps lack. Rows of these steps are zero. Promote the dtype if it changes."""
+        """Write columns that some steps lack, with zeros for these steps. Promote the dtype if it changes."""
         for name, rows in extras.items():
             column = self._columns.get(name)
             if column is None:

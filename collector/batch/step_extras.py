@@ -50,7 +50,7 @@ class StepBatch(NamedTuple):
     next_obs: Any
     """Observations after the step."""
     info: np.ndarray
-    """Object array `(k,)` of the envs' info dicts."""
+    """Object array `(k,)` of info dicts. If the round also reset the env, `final_info` is the info of the step."""
 
 
 StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
@@ -66,8 +66,9 @@ def check_policy_names(outputs: Iterable[str]) -> None:
 class StepExtras:
     """Converter of a step hook's results and info entries to columns `(k, ...)`.
 
-    hook: gets copies of arrays and info dicts (values in infos are not copied). keys: info entries. info_layout: their
-        shapes and dtypes, updated in place. policy_layout: returns the policy's columns, whose names are refused.
+    hook: gets copies of arrays and info dicts (values in infos are not copied). keys: info entries. info_layout:
+        shape and dtype per key, updated in place. policy_layout: returns the policy's columns. `hook` and `keys` cannot
+        use their names.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class StepExtras:
     ) -> None:
         self._hook, self._keys, self._policy_layout = hook, keys, policy_layout
         self.needs_obs = hook is not None
-        """False if a step may have empty observations, because only infos are read."""
+        """False if only infos are read, so that a `StepBatch` may lack observations."""
         self._hook_layout: dict[str, RowLayout] = {}
         self._info_layout = info_layout
         self._columns = InfoExtras(keys, info_layout, policy_layout)
@@ -122,9 +123,7 @@ class StepExtras:
         return extras
 
     def fill(self, extras: dict[str, Any], shape: tuple[int, ...]) -> None:
-        """Order columns as in `layout`, and cast them to its dtypes. A column that is missing or does not fit becomes
-        zeros.
-        """
+        """Give columns the order and dtypes of `layout`. A column that is missing or does not fit becomes zeros."""
         for name, layout in self.layout.items():
             rows = extras.pop(name, None)
             if rows is None or rows.shape[len(shape) :] != layout[0] or not np.can_cast(rows.dtype, layout[1]):
@@ -136,8 +135,8 @@ class InfoExtras:
     """Converter of info entries of k envs to arrays `(k, ...)`.
 
     Scalars become bool, int64 or float64 (uint64 becomes float64). A later scalar may promote the column's dtype.
-    Arrays must keep the shape of the key's first array, and are cast to its dtype ("same_kind"). Missing entries are
-    zero.
+    Arrays must keep the shape of the key's first array. They are cast to the first array's dtype by numpy's rule
+    "same_kind". Missing entries are zero.
     """
 
     def __init__(
@@ -152,8 +151,8 @@ class InfoExtras:
     def __call__(self, infos: Sequence[Mapping[str, Any]] | np.ndarray, env_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Return a column for each key that this or an earlier call found.
 
-        Raises TypeError for values other than numbers and arrays, and if a shape or dtype does not fit the column.
-        Raises ValueError for a key that the policy returns.
+        Raises TypeError for values other than numbers and arrays of numbers, and if a shape or dtype does not fit the
+        column. Raises ValueError for a key that the policy returns.
         """
         columns = {key: self._column(key, infos, env_ids) for key in self._keys}
         return {key: column for key, column in columns.items() if column is not None}
@@ -196,7 +195,7 @@ def refuse_names(source: str, names: Iterable[str], taken: Iterable[str] = ()) -
 
 
 def check_info_keys(keys: Any) -> tuple[str, ...]:
-    """Return the keys as a tuple. Raise TypeError for other types, ValueError for reserved or repeated names."""
+    """Return the keys as a tuple. Raise TypeError if not a sequence of str, ValueError for reserved or equal names."""
     if keys is None:
         return ()
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not all(isinstance(key, str) for key in keys):

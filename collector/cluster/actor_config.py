@@ -36,14 +36,14 @@ class ActorConfig:
         num_cpus, num_gpus: Resources that Ray reserves per actor, without limiting usage. A policy on "cuda" needs
             `num_gpus`; 0.25 puts four actors on a GPU.
         resources, runtime_env, scheduling, placement_group: See `vecenv.ray_cluster.actor_options`.
-        start_timeout: Seconds to wait until an actor runs, and then again until its vector env is ready.
+        start_timeout: Maximum seconds until an actor runs, and from then until its vector env is ready.
         rollout_timeout: Maximum seconds of a rollout. An actor that needs longer is killed.
-        on_worker_failure: Reaction if an actor dies, hangs or loses a worker: "restart" (with new envs), "drop"
-            (continue without the actor), "raise" (`WorkerDiedError` or `WorkerTimeoutError`, with actor and env ids). A
-            restarted actor may wait for resources while others collect. Exceptions of envs and policy are always
-            raised.
+        on_worker_failure: Reaction if an actor dies, hangs or loses a worker of its vector env: "restart" (with new
+            envs), "drop" (continue without the actor), "raise" (`WorkerDiedError` or `WorkerTimeoutError`). A
+            restarted actor may wait for resources while other actors collect. Always raised: exceptions of envs and
+            policy, and failures in the constructor if all nodes are reachable.
         max_restarts: Maximum restarts of an actor in a row, without a rollout in between. The next failure is raised.
-        min_actors: Number of actors that suffice to start, if the cluster lacks resources for more within
+        min_actors: Number of actors with which the collector starts, if the cluster lacks resources for more within
             `start_timeout`. Other actors join later. None requires all.
 
     Raises `ValueError` or `TypeError` for invalid values.
@@ -98,7 +98,7 @@ def check_arguments(
     if misplaced := [each.name for each in fields(ActorConfig) if each.name in options]:
         raise TypeError(f"pass actors=ActorConfig({', '.join(f'{name}=...' for name in misplaced)})")
     if unknown := options.keys() - {*ACTOR_ARGUMENTS}:
-        raise TypeError(f"RayCollector has no arguments {sorted(unknown)}; beside its own it takes {ACTOR_ARGUMENTS}")
+        raise TypeError(f"RayCollector has no arguments {sorted(unknown)}; besides its own, it takes {ACTOR_ARGUMENTS}")
     check_info_keys(options.get("info_keys"))
     count = check_count("num_actors", num_actors)
     if max_in_flight is not None and check_count("max_in_flight", max_in_flight) > 1 and sync:

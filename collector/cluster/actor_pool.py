@@ -1,7 +1,8 @@
 """`ActorPool`: starts and calls Ray actors, and replaces actors that fail.
 
-An actor answers its calls in order, so the pool waits only for the oldest call of each actor. After any failure, the
-pool kills the actor. After a timeout, the overdue call would otherwise keep running. The actor's later calls are lost.
+An actor answers its calls in order, so the pool waits only for the oldest call of each actor. The pool kills an actor
+that fails (`ActorConfig.on_worker_failure`), because an overdue call would keep running. All unanswered calls of the
+actor are lost.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ActorCall(NamedTuple):
 
 @dataclass
 class Actor:
-    """Record of an actor, also after restarts."""
+    """Record of an actor, kept when the actor restarts."""
 
     index: int
     handle: Any = None
@@ -60,7 +61,7 @@ class Actor:
     """True if the actor waits for resources after `start_timeout`."""
     weights: Any = None
     next_index: int = 0
-    """Each env counts its episodes by index. Episodes that were delivered from this actor have lower indices."""
+    """Index above all episodes in this actor's rollouts. Each env counts its own episodes."""
     in_progress: list[int] = field(default_factory=list)
     """Episode ids (not env ids) of the unfinished episodes, which the next rollout continues."""
     oldest_since: float = 0.0
@@ -80,7 +81,7 @@ class Actor:
 
     @property
     def env_ids(self) -> tuple[int, ...]:
-        """Ids of this actor's envs, unique in the pool; empty until the actor has answered its `start` call."""
+        """Ids of this actor's envs, unique in the pool; empty until the actor has started."""
         env_num = 0 if self.started is None else self.started.env_num
         return tuple(range(self.index * env_num, (self.index + 1) * env_num))
 
@@ -201,7 +202,7 @@ class ActorPool:
         return self._config.on_worker_failure == "restart" and any(other is not actor for other in self.usable)
 
     def _await_place(self, actor: Actor, failure: VectorEnvError) -> None:
-        """Kill and relaunch an actor without a place after `start_timeout`. Other nodes may be reachable now."""
+        """Replace an actor that Ray has not placed within `start_timeout`, because other nodes may be reachable now."""
         self._kill(actor)
         actor.stats.lost += actor.clear()
         if not actor.has_no_place:
@@ -212,7 +213,7 @@ class ActorPool:
     def run(self, method: str, arguments: Callable[[Actor], tuple[Any, ...]]) -> None:
         """Call a method of each actor, and wait. Discard rollouts that arrive meanwhile.
 
-        An actor that restarts meanwhile is not called again. So its start arguments must have the same effect.
+        An actor that restarts meanwhile is not called again, so its start arguments must have the effect of the call.
         """
         for actor in self.alive:
             if actor.has_no_place:  # its pending start has old arguments
@@ -238,7 +239,7 @@ class ActorPool:
             return  # Ray's shutdown ended the actors
         if closing := [actor.handle.close.remote() for actor in made]:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_LIMIT, fetch_local=False)
-        if left:  # Ray prints every error that is not fetched, so fetch them
+        if left:  # Ray prints every error that is not fetched
             for reference in self._ray.wait(left, num_returns=len(left), timeout=0, fetch_local=False)[0]:
                 with suppress(Exception):
                     self._ray.get(reference, timeout=0)

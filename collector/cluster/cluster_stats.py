@@ -27,7 +27,7 @@ class ActorFailure:
 
 @dataclass(kw_only=True)
 class FrameCounts:
-    """Steps of rollouts. Always `requested == delivered + lost + discarded + in_flight`."""
+    """Steps of rollouts. Between batches, `requested == delivered + lost + discarded + in_flight`."""
 
     requested: int = 0
     """Steps of all requested rollouts."""
@@ -119,19 +119,19 @@ class ProgressBar:
 
 
 COUNTERS = {
-    "delivered": ("vecenv_frames", "Steps that the driver has taken over."),
-    "lost": ("vecenv_frames_lost", "Steps that were lost with an actor."),
+    "delivered": ("vecenv_frames", "Steps in finished batches."),
+    "lost": ("vecenv_frames_lost", "Steps that an actor did not deliver."),
     "restarts": ("vecenv_restarts", "Restarts of actors."),
     "collecting": ("vecenv_collecting_seconds", "Seconds that actors spent collecting."),
     "waiting": ("vecenv_waiting_seconds", "Seconds in which actors had nothing to do."),
 }
 """Name and description of each metric, by field of `ActorStats`."""
 REPORT_INTERVAL = 1.0
-"""Seconds."""
+"""Seconds between reports."""
 
 
 class ClusterMetrics:
-    """Reports `COUNTERS` per actor, and the counter `vecenv_episodes`, as Ray metrics for Prometheus and Grafana."""
+    """Reporter of `COUNTERS` per actor, and of `vecenv_episodes`, as Ray metrics for Prometheus and Grafana."""
 
     def __init__(self) -> None:
         self._counters = {name: make_counter(*texts, tags=("actor",)) for name, texts in COUNTERS.items()}

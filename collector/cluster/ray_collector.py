@@ -30,7 +30,7 @@ from collector.policy.weights import PublishedWeights
 from vecenv.extending import check_seed, connect, seed_chain, worker_seeds
 
 OF_EVALUATION = ("info_keys", "max_frames_per_traj", "policy_threads")
-"""Arguments of the actors that `evaluate` also uses."""
+"""Options that the collectors of the actors and of `evaluate` share."""
 PARTS_OF_STORE = 4
 
 
@@ -51,14 +51,17 @@ class RayCollector(BaseCollector):
         actors: Options of the actors.
         max_in_flight: Maximum rollouts in flight per actor; default: 1 with `sync`, else 2.
         max_bytes_in_flight: Maximum bytes of all rollouts in flight; default: a quarter of the object store.
-        straggler_timeout: With `sync`, seconds that a batch waits for other actors after its first rollout.
+        straggler_timeout: With `sync`, seconds that a batch waits for other actors after its first rollout. Later
+            rollouts join the next batch, with older weights.
         progress: Show a progress bar; needs `vecenv[job]`.
+        device: Default of `policy_device` and `storing_device`.
         policy_device: Device of the actors' policies.
-        device, storing_device, postproc, split_trajs: See `SyncDataCollector`; applied in this process.
+        storing_device, postproc, split_trajs: See `SyncDataCollector`; applied in this process.
         create_env_kwargs: Keyword arguments for `make_venv`; or a list with a dict per actor.
-        options: Other arguments of `SyncDataCollector`, for the actors. A wrong name raises TypeError.
+        options: Other arguments of `SyncDataCollector`, for the actors.
 
-    Raises `ImportError` without ray, `WorkerTimeoutError` if actors cannot be scheduled, and errors of `make_venv`.
+    Raises `TypeError` and `ValueError` for invalid arguments, `ImportError` without ray, `WorkerTimeoutError` if actors
+    do not start in time, and errors of `make_venv`.
 
     Example::
 
@@ -105,7 +108,7 @@ class RayCollector(BaseCollector):
         self._env_kwargs = [*kwargs] if isinstance(kwargs, Sequence) else [kwargs or {}] * count
         self._env_num = self._frames = 0
         self._first_id = 0
-        """Lowest episode id that the loaded state has not used, or 0."""
+        """Lower bound for ids of new episodes, from `load_state_dict`, or 0."""
         self._seed: tuple[int, bool] | None = None
         make_env = VectorEnvMaker(SyncDataCollector, options.get("backend"), "dummy", {})
         self._evaluation = Evaluation(make_venv, partial(make_vector_env, kwargs=self._env_kwargs[0], make=make_env))
@@ -141,7 +144,10 @@ class RayCollector(BaseCollector):
             self._opened = opened.pop_all()
 
     def _start_arguments(self, actor: Actor) -> tuple[Any, ...]:
-        """Return the arguments of `RolloutActor.start`. A restarted actor gets new seeds, and new episodes."""
+        """Return the arguments of `RolloutActor.start`.
+
+        A restarted actor gets new episode ids, and new seeds unless `static_seed`.
+        """
         entropy = self._entropy(actor)
         seed = None
         if self._seed is not None:
@@ -200,8 +206,8 @@ class RayCollector(BaseCollector):
     def _collect_batch(self) -> Rollout:
         if requested_exploration_type() is not None:
             raise ValueError(
-                "set_exploration_type has no effect on the policies of a RayCollector, which run in actors: make one "
-                "with exploration_type="
+                "set_exploration_type has no effect on the policies of a RayCollector, which run in actors: make the "
+                "collector with exploration_type="
             )
         with self._in_use():
             collect = self._rollouts.of_all if self._sync else self._rollouts.first
@@ -227,7 +233,7 @@ class RayCollector(BaseCollector):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed all envs and the actors' global generators (torch's too), and reset. Rollouts in flight are discarded.
 
-        Envs get the same seeds as in one vector env (`SyncDataCollector.set_seed`). Returns the next unused seed.
+        Envs get seeds as in one vector env of all envs (`SyncDataCollector.set_seed`). Returns the chain's next seed.
         """
         checked = check_seed(seed), static_seed
         with self._in_use():
@@ -249,14 +255,14 @@ class RayCollector(BaseCollector):
             self._pool.run("skip_to", lambda actor: (next_id,))
 
     def stats(self) -> ClusterStats:
-        """Return statistics of each actor, and the last failures. `print` shows them as a table."""
+        """Return statistics of each actor, and the last failures. `print` shows a table."""
         actors = tuple(actor.figures() for actor in self._pool.actors)
         return ClusterStats(actors=actors, weight_puts=self._weights.puts, failures=tuple(self._pool.failures))
 
     def shutdown(self) -> None:
         """End the actors, and leave the cluster. May be called repeatedly, and after any failure.
 
-        If vecenv started the cluster, its last user in this process shuts it down.
+        A cluster that vecenv started ends with its last collector or vector env in this process.
         """
         if not self._closed:
             self._closed = True

@@ -1,7 +1,4 @@
-"""`RolloutActor`: a `SyncDataCollector` in a Ray worker process, for a `RayCollector`.
-
-With N envs per actor, actor a has the envs a * N to a * N + N - 1.
-"""
+"""`RolloutActor`: a `SyncDataCollector` in a Ray worker process, for a `RayCollector`."""
 
 from __future__ import annotations
 
@@ -76,9 +73,9 @@ class RolloutActor:
         Args:
             pickled: Pickled `(make_venv, policy, options)`.
             env_kwargs: Arguments for `make_venv`.
-            entropy: Seeds the global generators.
+            entropy: Seed of the global generators.
             seed: `first` and `static_seed` of `set_seed`, or None.
-            next_id: Lowest id of new episodes.
+            next_id: Lower bound for ids of new episodes.
             import_path: The driver's `sys.path`, searched last. Ray passes only part of it.
             may_leave: End the rollout early when Ray announces the end of this host.
         """
@@ -120,8 +117,9 @@ class RolloutActor:
     def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[RolloutReport, Columns]:
         """Collect a rollout. `weights` is None if the actor already has this version.
 
-        Arrays have the shape `(time, env, ...)`, because this order in memory saves a copy. Ids are unique among all
-        actors. If the rollout ends early, missing rows are zero, with -1 as `traj_ids`.
+        Arrays of `STEPS` have the shape `(time, env, ...)`, which is contiguous, so Ray needs no further copy. Ids of
+        envs and episodes are unique among all actors. If the rollout ends early, missing steps are zero, with -1 as
+        `traj_ids`.
         """
         begin = time.perf_counter()
         waited = begin - self._idle_since

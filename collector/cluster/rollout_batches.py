@@ -48,9 +48,9 @@ class RolloutBatches:
         self._rollout_bytes = 0
 
     def of_all(self, random_frames: int) -> Rollout:
-        """Return a batch with a rollout of each actor. Dropped, waiting and late actors are left out.
+        """Return a batch with a rollout of each actor that is not dropped, late or without resources.
 
-        Requested rollouts have random actions if fewer than `random_frames` steps were in flight at the start.
+        New rollouts have random actions if fewer than `random_frames` steps were in flight at the start of the call.
         """
         batch = Assembler(len(self._pool.actors))
         all_or_none = math.inf if self._pool.frames_in_flight < random_frames else 0
@@ -69,7 +69,7 @@ class RolloutBatches:
     def first(self, random_frames: int) -> Rollout:
         """Return the rollout that finished first.
 
-        Requested rollouts have random actions if fewer than `random_frames` steps are in flight.
+        New rollouts have random actions if fewer than `random_frames` steps are in flight.
         """
         batch = Assembler(1)
         while not batch.slots:
@@ -150,7 +150,7 @@ class Assembler:
         steps = {name: columns[name] for name in STEPS}
         if not self._steps:
             self._steps = nest.map(zeros, steps)
-        # An actor adds extras when an info first has them. Earlier rows are zero.
+        # An actor adds a column when an info first has the entry. Rollouts without the column get zeros.
         extras = self._steps["extras"]
         extras |= {name: nest.map(zeros, rows) for name, rows in steps["extras"].items() if name not in extras}
         for name, rows in steps["extras"].items():  # actors may have seen different dtypes

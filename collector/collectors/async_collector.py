@@ -18,16 +18,17 @@ class AsyncDataCollector(SyncDataCollector):
     """Collector of batches with exactly `frames_per_batch` steps. Some envs step while the policy runs for
     other envs.
 
-    A batch is a `FlatRollout`. If a step has not ended when a batch ends, it joins the next batch, so no step is
-    lost or repeated.
+    A batch is a `FlatRollout`. Steps that are still running when a batch ends join the next batch, so no step is lost
+    or repeated.
 
-    Without `wait_num` and `timeout`, fixed groups of envs take turns, and every run returns the same batches. With one
-    of these options, batches depend on the speed of the envs. See docs/guides/collecting.md.
+    Without `wait_num` and `timeout`, fixed groups of envs take turns, and equal seeds give equal batches. With one of
+    these options, batches depend on the speed of the envs. See docs/guides/collecting.md.
 
     Takes the arguments of `SyncDataCollector`, with these differences:
 
     Args:
         create_env_fn, backend: the default backend is "shmem".
+        episode_seeds: not supported.
         groups: number of groups that take turns, without `wait_num` and `timeout`.
         env_options: may have `wait_num` and `timeout`. The policy is called when `wait_num` envs are ready, or with
             fewer envs after `timeout` seconds.

@@ -6,7 +6,7 @@ Envs are in groups. While the policy chooses actions for a group, the other grou
     group A       |--- a0 ---|    |--- a1 ---|         A0: choose actions for group A; a0: group A steps
     group B               |--- b0 ---|    |--- b1 ---|
 
-With `wait_num` or `timeout`, each `recv` returns the next group. Otherwise, groups are fixed.
+With `wait_num` or `timeout`, each `recv` returns the next group. Without these options, groups are fixed.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class AsyncLoop:
         self._log_frames += int((~chunk["failed"]).sum())
 
     def _batch(self, request: BatchRequest, frames: int) -> FlatRollout:
-        """Return the first `frames` steps, and failed steps between them. Later steps stay in the log."""
+        """Return the first `frames` steps. Failed steps do not count. Later steps stay in the log."""
         names = [name for name in self._outputs if name != "action"]
         if (on_step := request.on_step) is not None:
             names += on_step.layout

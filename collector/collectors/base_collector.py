@@ -32,7 +32,7 @@ class BaseCollector(ABC):
         self.env_device = config.env_device
         self.init_random_frames: int = config.init_random_frames
         self.frames = 0
-        """Number of steps in the iterator's batches, including failed steps."""
+        """Number of steps in the iterator's batches, including failed steps of a `Rollout`."""
         self.policy: Any = policy
         self._batches = 0
         self._reused_batches: dict[type, Any] = {}
@@ -56,7 +56,7 @@ class BaseCollector(ABC):
 
     @property
     def policy_version(self) -> int:
-        """Number of weight updates. An optimizer's changes in place count as one when the next batch begins."""
+        """Number of weight updates. An optimizer's changes in place count as one update when the next batch begins."""
         version: int = self._weights.version
         return version
 
@@ -78,13 +78,13 @@ class BaseCollector(ABC):
         eval_env: Any = None,
         keep: bool = False,
     ) -> CollectStats:
-        """Collect `n_episode` whole episodes with the current policy, in this process and in separate envs.
+        """Collect `n_episode` whole episodes in separate envs, with the current policy in this process.
 
         Training episodes continue, and `frames` does not change. See docs/guides/collecting.md.
 
         exploration_type: value to take from a distribution that the policy returns.
-        seed: seed of the separate envs, so that each evaluation plays the same episodes.
-        eval_env: vector env to play in, which stays open. `None`: make one like the collector's, and keep it.
+        seed: seed of the separate envs, so that each evaluation starts the same episodes.
+        eval_env: vector env to play in, which stays open. `None`: make envs like the collector's, for all evaluations.
         keep: True to return the steps too.
 
         Raises `ValueError` if the collector cannot make the envs. Then pass `eval_env`.
@@ -180,8 +180,8 @@ class BaseCollector(ABC):
         """Collect one batch without counting, splitting or post-processing it.
 
         Exceptions of envs and policy, and KeyboardInterrupt, are raised unchanged. The steps of this batch are lost,
-        and the next batch begins new episodes. The collector shuts down instead if its vector env is closed, or if it
-        has Ray actors or `episode_seeds`.
+        and the next batch begins new episodes. Collectors with Ray actors, `episode_seeds` or a closed vector env shut
+        down instead.
         """
         return self._store(self._collect_batch())
 

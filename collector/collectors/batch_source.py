@@ -82,12 +82,12 @@ class BatchSource(LayerMark):
         return StepExtras(on_step, self._config.info_keys, self._info_layout, lambda: self.policy.layout)
 
     def collect(self, request: BatchRequest) -> tuple[Any, Ended]:
-        """Collect a batch in a copied context, so that an interrupt cannot leave a changed exploration type."""
+        """Collect in a copied `contextvars` context, so that an interrupt cannot leave a changed exploration type."""
         self._refuse_within_batch()
         return self._as_one_call((), lambda: copy_context().run(self._collect, request))
 
     def _refuse_within_batch(self) -> None:
-        """Raise `RuntimeError` if a policy or step hook is the caller. (For others, `recover` cleared `_in_call`.)"""
+        """Raise `RuntimeError` if a policy or step hook is the caller. (Else `recover` has cleared `_in_call`.)"""
         if self._in_call is not None:
             raise RuntimeError(
                 "this collector is collecting a batch: a policy or step hook cannot ask for another batch, and cannot "
@@ -154,7 +154,7 @@ class BatchSource(LayerMark):
         return False
 
     def recover(self) -> None:
-        """Discard a failed batch, but not a batch whose step hook or policy calls this."""
+        """Discard a failed batch, unless the caller is the step hook or policy of this batch."""
         if self._in_call is not None:
             self._recover(sys._getframe(1))
 

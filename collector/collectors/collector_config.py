@@ -69,7 +69,7 @@ class CollectorConfig:
         if self.policy_threads is not None:
             checked["policy_threads"] = check_count("policy_threads", self.policy_threads)
         for name, value in checked.items():
-            object.__setattr__(self, name, value)  # the dataclass is frozen
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, user: str, arguments: Mapping[str, Any]) -> CollectorConfig:
@@ -121,7 +121,7 @@ def limit(name: str, number: Any) -> int:
 
 
 def check_total_frames(total_frames: Any, frames_per_batch: int) -> int:
-    """Return `total_frames`, or -1 for `None` and negative values. Raise `ValueError` for 0 or a smaller last batch."""
+    """Return `total_frames`, or -1 for `None` and negative values. Raise `ValueError` for 0 or an incomplete batch."""
     total_frames = -1 if total_frames is None else max(-1, whole("total_frames", total_frames))
     if total_frames == 0:
         raise ValueError("total_frames must be at least 1, or -1 for a collector without end; got 0")

@@ -22,7 +22,7 @@ PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinit
 class VectorEnvMaker:
     """Maker of a vector env from a list of env_fns, with a collector's `backend` and `env_options`.
 
-    default: backend if `backend` is `None`. A key of `PROCESSES` in `options` changes "dummy" to "shmem".
+    default: backend if `backend` is `None`. A default of "dummy" becomes "shmem" if `options` has a key of `PROCESSES`.
     """
 
     def __init__(self, user: type[Any], backend: str | None, default: str, options: Mapping[str, Any]) -> None:
@@ -140,8 +140,8 @@ def check_synchronous(env: Any, user: str, cuts: bool) -> None:
 def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
     """Raise `ValueError` if the vector env steps all envs together and cannot make the resets that a collector needs.
 
-    mixed: the collector resets envs while other envs step. cuts: the collector also resets envs in mid-episode. Then
-        an observation with a key `step_count` also raises.
+    mixed: the collector resets envs while other envs step. cuts: the collector resets envs in mid-episode. With `cuts`,
+        no observation may have a key `step_count`.
     """
     if cuts:
         check_step_count(env.observation_space)
@@ -167,7 +167,7 @@ def check_step_count(observation_spaces: Sequence[Any]) -> None:
         if isinstance(space, spaces.Dict) and "step_count" in space.spaces:
             raise ValueError(
                 f"env {env_id} already has a 'step_count' in its observations, so it counts its own steps; "
-                "rename it, or do not pass max_frames_per_traj"
+                "rename the entry, or do not pass max_frames_per_traj"
             )
 
 

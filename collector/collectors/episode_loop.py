@@ -62,7 +62,7 @@ class EpisodeLoop:
                 obs = buffer.read("obs", rows[shown] * n + shown)
             outputs = request.policy.actions(obs, ids, episodes.infos)
             where: Where = slice(time * n, time * n + n) if is_even and len(ids) == n else rows[ids] * n + ids
-            buffer.write_outputs(where, outputs)  # an env that is reset here overwrites its row in the next round
+            buffer.write_outputs(where, outputs)  # the next round overwrites rows of envs that this round resets
             time += 1
             autoreset = self._resets_in_step and time < buffer.steps and self._all_have_next(ids, request.quota)
             step = self._exchange(fast_step or self._env.step, ids, outputs["action"], resets, autoreset)

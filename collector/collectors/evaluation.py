@@ -12,15 +12,15 @@ from vecenv.extending import Freezable, HasTransforms
 
 
 def why_not_remakeable(source: Any, made: Any) -> str | None:
-    """Return why no vector env like `made` can be made from `source`, or `None` if it can."""
+    """Return the reason why `source` cannot make a second vector env like `made`, or `None`."""
     for wrapper in _wrappers(made):
         if not isinstance(wrapper, (HasTransforms, VectorEnvNormObs)):
             return f"a new vector env would lack the statistics of the {type(wrapper).__name__} around this vector env"
     source = source if isinstance(source, Sequence) else [source]
     if hasattr(source[0], "step") and not isinstance(source[0], type):
-        return "it was made with a vector env or env, not with functions that make one"
+        return "you passed a vector env or env, not functions that make envs"
     if any(isinstance(each, EnvCreator) for each in source) and isinstance(_base(made), RayVectorEnv):
-        return "its envs share state (EnvCreator), which actors on other nodes of a Ray cluster do not"
+        return "the training envs share state (EnvCreator), which evaluate() does not copy to Ray actors"
     return None
 
 
@@ -66,7 +66,7 @@ class Evaluation:
     """Maker of the collectors for `evaluate`.
 
     source: first argument of the training collector. make_env: makes a vector env from `source`. train: the
-        training vector env, with statistics to copy, or `None` if it is in other processes.
+        training vector env, with statistics to copy, or `None` if Ray actors have the training envs.
     """
 
     def __init__(self, source: Any, make_env: Callable[[Any], Any], train: Any = None) -> None:
@@ -106,9 +106,9 @@ class Evaluation:
             self._copy_statistics(env)
             if names := unfrozen_statistics(env):
                 raise needs_eval_env(
-                    f"new envs would lack the statistics of {' and '.join(names)} in the training envs; they have "
-                    "these statistics if VecNorm is in transforms= of a local collector, if envs come from "
-                    "EnvCreator(env_fn), or if env_fns load and freeze the statistics"
+                    f"new envs would lack the statistics of {' and '.join(names)} in the training envs, unless VecNorm "
+                    "is in transforms= of a local collector, envs come from EnvCreator(env_fn), or env_fns load and "
+                    "freeze the statistics"
                 )
             return make_collector(env)
         except BaseException:

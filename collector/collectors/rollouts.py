@@ -45,7 +45,7 @@ def rollout(
     set_truncated: mark the last step of each env as truncated.
     callback: called after each step with `venv_or_env` and a `StepBatch`.
     obs: observations of all envs, for example `batch.next.obs[:, -1]` of the last rollout. For an ended
-        episode, pass the first observation of the next.
+        episode, pass the first observation of the next episode.
 
     Raises `RuntimeError` for `auto_reset=False` without `obs`, `ValueError` for `obs` with `auto_reset` or
     without N rows, and `TypeError` if `venv_or_env` cannot be stepped. Errors of envs and policy are raised unchanged.

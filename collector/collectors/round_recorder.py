@@ -38,7 +38,7 @@ class RoundRecorder:
         if len(ended):
             last_obs = nest.take(obs, ended)
             for j, row in enumerate(ended.tolist()) if autoreset else ():
-                if by_env[row] and "final_obs" in info[row]:  # without `by_env`, this is the env's own entry
+                if by_env[row] and "final_obs" in info[row]:  # if not `by_env`, `final_obs` is the env's own entry
                     nest.put(last_obs, j, info[row]["final_obs"])
                     begun.append(row)
         if self._on_step is not None:

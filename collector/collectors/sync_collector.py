@@ -63,13 +63,13 @@ class SyncDataCollector(BaseCollector):
         compile_policy: run a policy on tensors through `torch.compile`. `True`, or a dict of keyword arguments.
         cudagraph_policy: run a policy on CUDA through tensordict's `CudaGraphModule`. `True`, or a dict of keywords.
         policy_threads: torch threads of a CPU policy during a batch. `None`: unchanged.
-        backend: for a list or single env: "dummy" (the default), "thread", "subproc", "shmem", or "auto", which
-            predicts the fastest.
+        backend: for a list or single env: "dummy" (the default without keywords of worker processes), "thread",
+            "subproc", "shmem", or "auto", which predicts the fastest.
         episode_seeds: iterable of pairs `(number, seed)`, such as `EpisodeSeeds`. Each episode is played to its end.
         transforms: one or a list of `vecenv.transforms`, which run on the policy's device.
         info_keys: keys of infos. `batch.extras[key]` has the entry after a step. A policy with a parameter of this name
             gets the entry before the step.
-        env_options: keywords of this vector env, such as `num_workers`, `step_timeout` and `on_error`.
+        env_options: keywords of the `backend`, such as `num_workers`, `step_timeout` and `on_error`.
 
     Raises `TypeError` and `ValueError` for invalid arguments. If you passed a vector env, it then stays open.
 
@@ -198,11 +198,11 @@ class SyncDataCollector(BaseCollector):
         on_episode: Callable[..., Any] | None = None,
         keep: bool = True,
     ) -> CollectStats:
-        """Collect `n_step` steps or `n_episode` whole episodes (as tianshou's collector). `frames` does not count them.
+        """Collect `n_step` steps or `n_episode` whole episodes (as tianshou's collector). `frames` does not change.
 
         See docs/guides/collecting.md.
 
-        n_step: number of steps of all envs, rounded up to a multiple of the number of envs.
+        n_step: number of steps of all envs. Synchronous collectors round up to a multiple of the number of envs.
         n_episode: number of whole episodes. Each env plays a fixed part of them. Episodes in progress are
             abandoned first.
         random: take random actions.
@@ -280,7 +280,7 @@ class SyncDataCollector(BaseCollector):
 
     @property
     def all_played(self) -> bool:
-        """Return whether all `episode_seeds` are played. Then the iterator ends, and `rollout` and `collect` raise
+        """Return whether all `episode_seeds` are played. If True, the iterator ends, and `rollout` and `collect` raise
         `RuntimeError`.
 
         False without `episode_seeds`.
@@ -371,7 +371,7 @@ class SyncDataCollector(BaseCollector):
             self._close(env_too=close_env)
 
     def _note_exception(self, error: BaseException) -> None:
-        """Tell the vector env why it is closed, so that `RecordEpisodes` does not complete its data set."""
+        """Tell the vector env why it is closed, so that `RecordEpisodes` leaves the data set incomplete."""
         if not self._closed and (note := getattr(self.env, "note_exception", None)) is not None:
             note(error)
 

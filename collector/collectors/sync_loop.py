@@ -1,7 +1,6 @@
 """`SyncLoop`: collects batches in which all envs step together.
 
-A round is a step or reset of some envs. After an episode, the env is reset by its worker in the same round, or in a
-separate round::
+After an episode, the env is reset by its worker in the same round, or in a separate round::
 
     by its worker        env 0    s0   s1#  s2   s3   s4   s5    s = step, with its row in the batch
                          env 1    s0   s1   s2   s3#  s4   s5    # = the episode ends
@@ -9,11 +8,11 @@ separate round::
     in a separate        env 0    s0   s1        s2   s3   s4#   R = reset
     round                env 1    s0   s1#  R    s2   s3   s4
 
-A separate round is needed in three cases:
+A separate round is needed if:
 
-- The backend cannot reset an env in a step.
-- `max_frames_per_traj` ended the episode, and the worker does not know.
-- The step is the last of its batch, because the program may never collect another batch.
+- the backend cannot reset an env in a step,
+- `max_frames_per_traj` ended the episode, and the worker does not know,
+- the step is the last of its batch, because the program may never collect another batch.
 
 A separate round adds no step, so all envs stay at one time index. The policy gets the same inputs after either reset.
 """

@@ -23,8 +23,8 @@ STEPS_PER_CHECK = 64
 class EpisodeCollection:
     """Collection of whole episodes in several small batches.
 
-    collect: function that returns a small batch and the ended episodes.
-    abandon_started: function that abandons the episodes in progress, and returns the ids of these episodes.
+    collect: returns a small batch and the ended episodes.
+    abandon_started: abandons the episodes in progress, and returns their ids.
     """
 
     def __init__(

@@ -4,7 +4,7 @@
 other threads that start in the meantime.
 
 MKL may compute a row differently at another address or in a larger batch. Then the last bits of a policy's output would
-depend on the row's place. MKL's reproducible kernels prevent this, if requested before the first use of MKL.
+depend on the row's place. Reproducible kernels of MKL prevent such differences, if requested before MKL's first use.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def policy_threads(count: int) -> Iterator[None]:
     ...     torch.get_num_threads()
     1
     """
-    before = torch.get_num_threads()  # must come first, because a thread's first use of torch sets its count
+    before = torch.get_num_threads()  # must come first, because a thread's first use of torch sets the thread's count
     if count == 1:
         release_pool()  # this thread's idle OpenMP threads would spin for milliseconds
     try:
@@ -57,16 +57,13 @@ def policy_threads(count: int) -> Iterator[None]:
 
 
 def full_rows(rows: int) -> int:
-    """Round up to a multiple of four, except 1, because MKL computes the rows after the last multiple differently."""
+    """Round `rows` above 1 up to a multiple of four, because MKL computes rows after the last multiple differently."""
     return rows if rows == 1 else -(-rows // _MULTIPLE) * _MULTIPLE
 
 
 @lru_cache
 def rows_are_exact(rows: int, device: torch.device) -> bool:
-    """Test whether a row of a matrix product has the same bits at each position of a batch of `rows` rows.
-
-    The first call requests MKL's reproducible kernels.
-    """
+    """Test whether a row of a matrix product has the same bits at each position of a batch of `rows` rows."""
     _ask_for_reproducible()
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
@@ -83,6 +80,6 @@ def rows_are_exact(rows: int, device: torch.device) -> bool:
 
 
 def _ask_for_reproducible() -> None:
-    # Torch does not export `mkl_cbwr_set`, which calls this function. The environment variable MKL_CBWR has priority.
+    # Torch does not export `mkl_cbwr_set`, a wrapper of `mkl_serv_cbwr_set`. The variable MKL_CBWR has priority.
     with suppress(AttributeError):
         _TORCH.mkl_serv_cbwr_set(_ANY_REPRODUCIBLE)

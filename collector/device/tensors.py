@@ -98,8 +98,8 @@ class Transfer:
     A pinned buffer is not overwritten while a copy may read it. Copies keep dtypes, except that bfloat16 returns as
     float32. Not thread-safe. The policy must use (or join) the device's current stream.
 
-    Tensors from `to_device` belong to the caller. Arrays from `to_numpy` are valid until its next call. Buffers have
-    `rows` rows; a larger array replaces them.
+    Tensors from `to_device` belong to the caller. Arrays from `to_numpy` are valid until the next call of `to_numpy`.
+    Buffers have `rows` rows, or more for a larger array.
     """
 
     def __init__(self, device: torch.device, rows: int) -> None:
@@ -112,10 +112,10 @@ class Transfer:
         self._stream: Any = None
 
     def to_device(self, tree: Any) -> Any:
-        """Return arrays as tensors, without blocking."""
+        """Return arrays as tensors, without waiting for these copies."""
         if not self.is_staged:
             return to_device(tree, self.device)
-        self.wait_for_copies()  # if the policy raised, copies from these buffers may be in flight
+        self.wait_for_copies()  # earlier copies from these buffers may be in flight
         numbers = count()
         try:
             return nest.map(lambda leaf: self._send(leaf, next(numbers)), tree)
@@ -158,7 +158,7 @@ class Transfer:
     def _fetch(self, name: str, value: Any) -> np.ndarray:
         if not isinstance(value, torch.Tensor) or value.device != self.device or value.dim() == 0:
             return nest.as_array(value)
-        if value.dtype is torch.bfloat16:  # numpy has no bfloat16
+        if value.dtype is torch.bfloat16:
             value = value.float()
         target = self._buffer(name, value.shape, value.dtype)
         self.download(target, value.detach())

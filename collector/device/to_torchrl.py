@@ -30,8 +30,8 @@ def to_torchrl(venv: Any, device: Any = "cpu") -> TorchRLVectorEnv:
 
     Array observations have the key `observation`. Dict observations keep their keys. Actions are unchanged, so Discrete
     actions are integers. Rewards are float32 (n, 1), or (n, m) if the envs have a `reward_space` of m numbers. `done`,
-    `terminated` and `truncated` are bool (n, 1). Infos are dropped. `close` also closes `venv`. `env.venv` is the
-    vector env with tensors on `device`.
+    `terminated` and `truncated` are bool (n, 1). Infos are dropped. `env.venv` is the vector env with tensors
+    on `device`.
 
     Raises TypeError if `venv` is not a vector env, for unsupported spaces (Text, Graph, Tuple, Dict actions, Discrete
     actions that do not start at 0), and if the envs' spaces differ. Raises ValueError if `venv` has `wait_num` or
@@ -108,7 +108,7 @@ class TorchRLVectorEnv(EnvBase):
         self.venv.set_seed(seed)
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
-        """Seed the envs with a chain of seeds from `seed`, and return the next seed."""
+        """Seed the envs with a chain from `seed`, or all with `seed` (`static_seed`). Return the next seed."""
         following: int | None = self.venv.set_seed(seed, static_seed)
         return following
 

@@ -30,13 +30,13 @@ class TorchVectorEnv(VectorEnvWrapper):
                 obs[done], _ = venv.reset(done)
 
     Observations keep dtype, shape and nesting. `terminated` and `truncated` are bool. Rewards are cast to
-    `reward_dtype` on the CPU; float64 keeps every bit. The `partial` results of an error are tensors too. Infos
+    `reward_dtype` on the CPU; float64 keeps every bit. If a call raises, `error.partial` has tensors. Infos
     stay an array of dicts. Actions, ids and masks may be tensors on any device. Other attributes come from `venv`.
 
     docs/guarantees.md ("Copies") says who owns tensors.
 
-    `transforms` (see `vecenv.transforms`) run on the device. The object then has the methods and spaces of
-    `TransformedVectorEnv`, and `final_obs` in infos has tensors.
+    `transforms` (see `vecenv.transforms`) run on the device. With `transforms`, the object has the methods and spaces
+    of `TransformedVectorEnv`, and `final_obs` in infos has tensors.
 
     Not thread-safe. Step and reset `venv` only through this object.
 
@@ -74,7 +74,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         return type(self)(self._inner, device, reward_dtype=self.reward_dtype, transforms=transforms)
 
     def get_state(self, id: Any = None) -> list[Any]:
-        """Return `venv.get_state`, with the state of transforms as arrays."""
+        """Call `venv.get_state`. The state of transforms is in arrays."""
         states: list[Any] = self.venv.get_state(*_positional(id))
         return states
 
@@ -92,7 +92,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         return self._result(self._checked(self.venv.step, self._actions(action), *_positional(id), **_on_host(kwargs)))
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
-        """Call `venv.send`. Actions may be tensors."""
+        """Call `venv.send`."""
         self.venv.send(self._actions(action), *_positional(id), **_on_host(kwargs))
 
     def recv(self) -> TensorStep:  # type: ignore[override]
@@ -110,7 +110,7 @@ class TorchVectorEnv(VectorEnvWrapper):
 
     def _actions(self, action: Any) -> Any:
         action = _stacked(action)
-        # Not `to_numpy`: an env may keep its action, and `to_numpy` reuses its buffers.
+        # Not `to_numpy`: an env may keep its action, but `to_numpy` reuses buffers.
         return action if self._has_transforms else self._transfer.own_arrays(action)
 
     def _result(self, step: Any) -> TensorStep:
@@ -164,7 +164,7 @@ def _stacked(action: Any) -> Any:
 
 
 def _positional(id: Any) -> tuple[Any, ...]:
-    """Return the positional arguments for an id. Omit `None`, because some vector envs have no parameter `id`."""
+    """Return positional arguments for an id. Omit `None`, because some vector envs have no parameter `id`."""
     return () if id is None else (tensor_on_host(id),)
 
 

@@ -20,8 +20,8 @@ class Episodes:
     Without `seeds`, the k-th episode of env n has the id `k * N + n`, which is unique in a collector.
 
     `seeds` gives pairs `(number, seed)`. An env without an episode takes the next pair. The number becomes the id. With
-    `ahead`, each env also reserves its next pair, so that its worker can reset it in the same round. If no pair is
-    left, an env without an episode takes over another env's reservation, or is idle.
+    `ahead`, each env also reserves its next pair, so that the worker can reset the env in the round of its last step.
+    If no pair is left, an env without an episode takes over another env's reservation, or is idle.
 
     Episodes are truncated at `limit` steps (0: never).
     """
@@ -31,7 +31,7 @@ class Episodes:
     ) -> None:
         self.limit = limit
         self.obs: Any = None
-        """First observations of the next batch, with a row per env."""
+        """Latest observations, with a row per env."""
         self.infos = np.full(env_num, None)
         self.reward_shape = RewardShape()
         self._envs, self._is_ahead = np.arange(env_num), ahead
@@ -70,7 +70,7 @@ class Episodes:
 
     def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
         self.over[env_ids] = False
-        # If a worker reset the env, drop the ended episode's last observation and info from the new info.
+        # If a worker reset the env, the new info has entries of the ended episode.
         self.infos[env_ids] = nest.object_array([without_last(info) for info in infos])
 
     @property
@@ -80,9 +80,9 @@ class Episodes:
     def count(
         self, ids: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, resets: Any = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Count a step of the envs `ids`, except of the envs that were reset instead (mask `resets`).
+        """Count a step of the envs `ids`, except the envs in the mask `resets`, which were reset instead.
 
-        Return rewards, flags (`truncated` also at the limit), and a mask of episodes that the envs ended themselves.
+        Return rewards, `terminated`, `truncated` (True at the limit, too), and a mask of episodes that the envs ended.
         """
         taken = self.taken
         if resets is not None:
@@ -98,9 +98,9 @@ class Episodes:
         return self.reward_shape.fit(reward), terminated, truncated, by_env
 
     def end(self, ids: np.ndarray, ended: np.ndarray, info: Any, quota: np.ndarray | None) -> np.ndarray | None:
-        """End the episodes of `ids[ended]`, and decrease `quota` for episodes without failure.
+        """End the episodes of `ids[ended]`, and decrease `quota` (episodes left per env) unless the env failed.
 
-        Return a mask over `ended` of failed episodes, or `None` without failures.
+        Return a mask of the failed episodes in `ended`, or `None` without failures.
         """
         failures = self._note_failures(ids, ended, info)
         over = ids[ended]
@@ -172,7 +172,7 @@ class Episodes:
         return ids[at], step_count, None if self._source is None else seeds[at]
 
     def abandon(self, env_ids: Any = slice(None)) -> None:
-        """Drop episodes, so that their envs need a reset. Raises `RuntimeError` for a seeded episode in progress."""
+        """Drop the envs' episodes, and require resets. Raises `RuntimeError` for a seeded episode in progress."""
         started = self._envs[env_ids][self.taken[env_ids] > 0]
         if self._source is not None and len(started):
             raise RuntimeError(
@@ -190,7 +190,7 @@ class Episodes:
         return 0 if self._source is not None else (int(self.ids.max()) // n + 1) * n
 
     def skip_to(self, next_id: int) -> None:
-        """Abandon all episodes, and continue with ids from `next_id` on."""
+        """Abandon all episodes. Without `seeds`, continue with ids from `next_id` on."""
         self.abandon()
         if self._source is None:
             n = len(self._envs)

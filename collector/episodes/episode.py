@@ -91,7 +91,7 @@ class EpisodeBatch:
 
     @cached_property
     def obs(self) -> Any:
-        """`(S + E, ...)`: L + 1 observations per episode."""
+        """`(S + E, ...)`: L + 1 observations per episode of L steps."""
         return self.obs_parts[0] if len(self.obs_parts) == 1 else join(self.obs_parts)
 
     @property
@@ -116,7 +116,7 @@ class EpisodeBatch:
         return np.flatnonzero(~np.isfinite(self.returns))
 
     def select(self, which: slice | np.ndarray) -> EpisodeBatch:
-        """Return the episodes of `which`: views for a slice, copies for a mask `(E,)`."""
+        """Return the episodes of `which`: views for a slice with step 1, copies for a mask `(E,)`."""
         steps: Any
         rows: Any
         if isinstance(which, slice):
@@ -155,8 +155,8 @@ class Ended(NamedTuple):
 class EpisodeCutter:
     """Cutter of consecutive batches into whole episodes. Use only `cut` or only `totals`.
 
-    An unfinished episode is copied. `cut` returns it with the batch that ends it. An episode is dropped if its env
-    fails, if a reset abandons it, or if it began before the first batch.
+    Steps of an unfinished episode are copied. `cut` returns the episode with the batch that ends it. An episode is
+    dropped if its env fails, if a reset abandons it, or if it began before the first batch.
 
     Example::
 
@@ -210,7 +210,7 @@ class EpisodeCutter:
         runs, usable = self._runs(*steps, batch.broken_ids)
         if self._returns is None or self._returns.shape != (len(self._ids), *reward.shape[1:]):
             known, self._returns = self._returns, np.zeros((len(self._ids), *reward.shape[1:]))
-            if known is not None and known.ndim == reward.ndim:  # otherwise, rewards were scalars, of failed steps
+            if known is not None and known.ndim == reward.ndim:  # else only failed steps, whose rewards are scalar 0
                 self._returns[: len(known)] = known
         if not len(reward):
             return Ended(runs.env, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))
@@ -249,7 +249,7 @@ def _step_columns(batch: Rollout | FlatRollout) -> tuple[np.ndarray, np.ndarray,
 
 
 def _time_first(rows: Any) -> np.ndarray:
-    """Return `(N, T, ...)` as `(T * N, ...)`: a view, if a collector made the array."""
+    """Return `(N, T, ...)` as `(T * N, ...)`: a view for a collector's arrays."""
     array = nest.as_array(rows).swapaxes(0, 1)
     return array.reshape(-1, *array.shape[2:])
 
@@ -294,7 +294,7 @@ class CollectStats:
     collect_time: float
     """Duration in seconds."""
     returns: np.ndarray
-    """float64 `(episodes,)` or `(episodes, m)`: sum of an episode's rewards, also in earlier batches."""
+    """float64 `(episodes,)` or `(episodes, m)`: sums of rewards, including the episodes' steps in earlier batches."""
     lens: np.ndarray
     """int64 `(episodes,)`: steps per episode."""
     batch: Rollout | FlatRollout | None

@@ -1,7 +1,7 @@
 """Seeds of a collector's episodes, and random bits for each step.
 
 The bits are a hash of (job seed, episode number, step), so that they do not depend on env, backend, or order. The hash
-is SplitMix64's finalizer (Steele, Lea and Flood, 2014), exact in every version of numpy.
+is SplitMix64's finalizer, which gives the same bits in every version of numpy.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class EpisodeSeeds:
         numbers: episodes to play, in order; None: 0, 1, 2, ... without end.
         skip: episodes to leave out, for example if an earlier run played them.
 
-    Raises `ValueError` for a negative or too large seed or number, `TypeError` for a number that is not whole.
+    Raises `ValueError` for an invalid seed. `next` and `again` raise `ValueError` for a number out of range, and
+    `TypeError` for a number that is not whole.
 
     >>> [number for number, seed in EpisodeSeeds(3, numbers=range(5), skip=[0, 2])]
     [1, 3, 4]

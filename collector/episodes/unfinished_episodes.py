@@ -1,4 +1,4 @@
-"""Episodes that span several batches, in parts."""
+"""Parts of episodes that span several batches."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class UnfinishedEpisodes:
         """Return the fields of an `EpisodeBatch` with the episodes that end. Keep the other runs.
 
         `columns`: trees of arrays, including `obs`. Rows of a run are `stride` apart. `last_obs`: a row per ended run.
-        `playing`: False for an env without an unfinished episode. Its kept runs are dropped.
+        `playing`: False for an env without an unfinished episode. The env's kept runs are dropped.
         """
         leaves = [(nest.as_array(leaf), name == "obs") for name in columns for leaf in nest.leaves(columns[name])]
         earlier: dict[int, list[list[np.ndarray]]] = {}
@@ -66,7 +66,7 @@ class UnfinishedEpisodes:
         envs, start, steps, before, _, number, seed = runs.take(ended)
         lengths, most = before + steps, len(leaves[0][0]) - 1
         begins, obs_begins = np.cumsum(lengths) - lengths, np.cumsum(steps + 1) - (steps + 1)
-        # Earlier runs and last observations overwrite these clipped rows below.
+        # Below, earlier runs and last observations overwrite the rows of clipped indices.
         rows = _ranges(start - before * stride, lengths, stride).clip(0, most)
         obs_rows = _ranges(start, steps + 1, stride).clip(0, most)
         arrays = [nest.take(leaf, obs_rows if is_obs else rows) for leaf, is_obs in leaves]

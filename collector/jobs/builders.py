@@ -89,9 +89,8 @@ def make_transform(each: Call, program: Mapping[str, Any] = {}) -> transforms.Tr
 
 
 def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """Return a function that creates an env: `gymnasium.make` if it suffices, because workers then import less."""
+    """Return a function that creates an env. Prefer `gymnasium.make`, because workers import less for this function."""
     if job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
-        # Workers do not run the user's program, so they receive its objects by value.
         program = {name: load_attr(name) for _, name in code_names(job) if name.startswith("__main__:")}
         return partial(make_env, job, statistics=statistics, program=program)
     return partial(gymnasium.make, id_with_module(job.env), max_episode_steps=job.max_episode_steps, **job.env_kwargs)
@@ -120,7 +119,7 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
 
 
 def check_env_name(job: Job) -> None:
-    """Raise `JobError` for an unknown env id. "module:Id-v0" passes, because only workers import the module."""
+    """Raise `JobError` for an unknown env id, or if ale-py is missing. "module:Id-v0" passes without an import."""
     name = id_with_module(job.env)
     if name.startswith(ATARI_MODULE) and importlib.util.find_spec(ATARI_MODULE[:-1]) is None:
         raise JobError(f"{job.env} needs ale-py: pip install 'vecenv[atari]'")
@@ -204,7 +203,7 @@ def _make_seeded(job: Job, kind: type, spaces: tuple[Any, Any], kwargs: dict[str
                 torch.manual_seed(job.seed)
             return kind(*spaces, **kwargs)
     except TypeError as error:
-        hint = "; the random policy may do" if job.policy == "mlp" else ""
+        hint = "; try the random policy" if job.policy == "mlp" else ""
         raise JobError(f"{job.env}: {error}{hint}") from error
 
 
@@ -218,7 +217,7 @@ def _load_weights(policy: Any, checkpoint: str) -> None:
         raise JobError(f"checkpoint: there is no file {path}")
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the error's class depends on the file's content
+    except Exception as error:  # the class depends on the file
         raise JobError(f"checkpoint: {path} cannot be read with weights_only=True: {error}") from None
     try:
         policy.load_state_dict(weights)

@@ -4,8 +4,8 @@ tyro builds the command line from the arguments and docstrings of these function
 
 - 0: done.
 - 1: the job failed, `verify` found a problem, or the folder cannot be used.
-- 2: wrong arguments, or settings with which the job cannot run.
-- 130, 143: ended by SIGINT (Ctrl-C) or SIGTERM. `resume` continues.
+- 2: wrong arguments or settings, or a missing package.
+- 130, 143: ended by SIGINT (Ctrl-C) or SIGTERM. `resume` continues the job.
 """
 
 # ruff: noqa: B006, B008 (tyro never writes to defaults)
@@ -120,7 +120,7 @@ def run(
         job: a JSON, TOML or YAML file. Without a file, pass --env and --episodes or --steps.
         out: folder for the episodes [data/NAME, with the name of the job file or env].
         set: NAME=VALUE or NAME.KEY=VALUE, overrides the file.
-        resume: continue an earlier run of the same job, if there is one.
+        resume: continue an earlier run of this job, if any.
         overwrite: replace the data of an earlier job.
         dry_run: check and print the job, without running it.
         running: options of the run.
@@ -178,8 +178,8 @@ def verify(folder: Folder, *, replay: int = 0, allow_import: Modules = [], json:
 
     Args:
         folder: a data set.
-        replay: also replay this many episodes, and compare them bit for bit with the data. The policy acts if the
-            job is repeatable. Otherwise the stored actions are repeated.
+        replay: also replay this many episodes, and compare them with the data. If the job is repeatable, the policy
+            chooses the actions. If not, the stored actions are repeated.
         allow_import: a trusted module that the stored job may import.
         json: print JSON.
     """
@@ -250,7 +250,7 @@ def export(
         folder: a data set.
         to: the format.
         out: the folder to write [FOLDER-FORMAT beside the folder; for Minari the id exported/FOLDER-v0]. With --to
-            minari, an id such as mine/cartpole-v0 means this path inside Minari's folder.
+            minari, an id such as mine/cartpole-v0 is a path inside Minari's folder.
     """
     name = folder.resolve().name
     if to == "minari":
@@ -286,7 +286,7 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
             state = play(on_progress=report, **options)
     except (JobError, DatasetError, KeyboardInterrupt):
         raise
-    except WorkerTimeoutError as error:  # the message is enough without a traceback
+    except WorkerTimeoutError as error:  # needs no traceback
         raise JobFailedError(str(error)) from None
     except Exception:
         sys.stderr.write(f"the job failed; whole episodes until then are kept in {folder}\n")

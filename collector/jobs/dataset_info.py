@@ -51,8 +51,8 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
     - `status`: "complete" or "incomplete".
     - `job`, `repeatable`, `versions`, ...: from dataset.json. Frozen statistics are shown as a file name and hash.
-    - `statistics`: a line for each transform with frozen statistics (never updated), and for each of vecenv's
-      transforms with running statistics.
+    - `statistics`: a line for each transform with frozen statistics, and for each of vecenv's transforms with
+      running statistics.
     - `episodes`, `steps`, `shards`, `bytes`: counts.
     - `returns`, `lengths`: mean, deviation, min and max; null without episodes.
     - `failed`: counts of retries ("retried") and of skipped episodes ("skipped").
@@ -105,8 +105,8 @@ def import_figure() -> Any:
 def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
     """Draw the returns and lengths of all episodes, and the speed of the job over time, as a PNG.
 
-    Returns the path: `out`, or `returns.png` in the folder. Raises `DatasetError` if there is no data set, or if the
-    PNG cannot be written.
+    Returns the path: `out`, or `returns.png` in the folder. Raises `DatasetError` if there is no data set or the PNG
+    cannot be written, and `ImportError` without matplotlib.
     """
     data, path = Dataset(folder), Path(folder) / PICTURE if out is None else Path(out)
     job = data.head.get("job") or {}
@@ -119,7 +119,7 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     axes[0].legend(loc="upper right")
     axes[1].set_xlabel("episode")
     if lines:
-        # By wall time, so that the time between a kill and a resume shows as a gap.
+        # The x axis is wall time, so that the time between a kill and a resume shows as a gap.
         times, rates = np.array([(line["time"], line["steps_per_second"]) for line in lines], float).T
         axes[2].plot((times - times[0]) / 60, rates, ".-", color="tab:green", markersize=3, linewidth=0.8)
         axes[2].set(xlabel="minutes", ylabel="steps a second")

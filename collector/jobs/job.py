@@ -25,7 +25,7 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 SmallCount = Annotated[int, msgspec.Meta(ge=1, le=2**16)]
-"""Number of envs or threads, limited so that a typing error does not fill the memory."""
+"""Number of envs or threads, limited so that a typo does not fill the memory."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
@@ -45,7 +45,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     Args:
         call: `module:attr`. Names in `gymnasium.wrappers` and `vecenv.transforms` need no module.
         kwargs: Keyword arguments.
-        frozen: File with the unchanging statistics of a transform, relative to the job file.
+        frozen: File with the unchanging statistics of a transform, relative to the job file's folder.
     """
 
     call: str
@@ -61,9 +61,9 @@ class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         num_gpus: GPUs per task; default: 1 if the job's device is "cuda".
         memory: Bytes of memory per task.
         resources: Other resources, by name.
-        runtime_env: Environment, such as {"pip": ["vecenv"]}.
-        scheduling: "SPREAD" (over the nodes) or "DEFAULT" (Ray fills one node after the other).
-        max_retries: Maximum deaths of tasks with the same episode. After the next death, the job fails.
+        runtime_env: Ray's runtime environment, such as {"pip": ["vecenv"]}.
+        scheduling: "SPREAD" (over the nodes) or "DEFAULT" (Ray prefers nodes in use until they are half full).
+        max_retries: Maximum deaths of tasks with the same episode. After one more death, the job fails.
     """
 
     num_cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -79,23 +79,23 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """Settings of a collection job. `load_job` reads them from a JSON, TOML or YAML file.
 
     The seed of an episode depends only on `seed` and the episode's number. If actions are random, or the policy returns
-    a distribution, episodes are the same for every `backend` and `num_workers`. A program may pass a class or function
-    instead of a name "module:attr". Raises `JobError` for invalid values.
+    a common torch distribution, episodes are the same for every `backend` and `num_workers`. A program may pass a
+    class or function instead of a name "module:attr". Raises `JobError` for invalid values.
 
     >>> Job(env="CartPole-v1", episodes=400, seed=3).num_envs
     8
 
     Args:
-        env: A gymnasium id ("CartPole-v1", "ALE/Pong-v5", "my_module:MyEnv-v0"), or a function or class,
-            "my_module:make_env".
+        env: A gymnasium id ("CartPole-v1", "ALE/Pong-v5", "my_module:MyEnv-v0"), or the name of a function or class
+            ("my_module:make_env").
         episodes: Collect episodes 0 to `episodes - 1`.
         steps: Instead of `episodes`: collect episodes 0, 1, ... until they have this many steps in total.
         seed: Seed from which all other seeds are derived.
         num_envs: Number of parallel envs.
         backend: Where the envs run: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in
             worker processes), "ray" (in actors). "auto" measures an additional env, and uses "shmem" with the fastest
-            number of workers. With `on_error="raise"`, and no `num_workers` or `step_timeout`, "auto" uses "dummy"
-            or "thread" if they are faster.
+            number of workers. If `on_error` is "raise", and `num_workers` and `step_timeout` are not set, "auto" may
+            use "dummy" or "thread" instead.
         num_workers: Worker processes, threads or actors; by default the backend decides.
         policy: "random": uniform random actions. "mlp": a small network with random weights or `checkpoint`'s weights.
             "my_module:policy": a policy (see `collector.policy`), or a class that takes the observation space, the
@@ -103,8 +103,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         checkpoint: File with the policy's `state_dict()` from `torch.save`, read with `weights_only=True`.
         device: Device of the policy: "auto" (CUDA if available), "cpu", "cuda", "cuda:1".
         max_episode_steps: Truncate episodes at this length; default: the env's limit.
-        on_error: "retry": a failed env's episode is retried alone. If all retries fail, the episode is skipped and
-            counted. "raise": the env's error ends the job. Whole episodes are kept.
+        on_error: "retry": a failed env's episode is retried alone. If all retries fail, the episode is skipped, and
+            counts toward `max_failed`. "raise": the env's error ends the job. Whole episodes are kept.
         retries: Number of retries per episode.
         max_failed: Maximum number of skipped episodes, earlier runs included. If more are skipped, the job fails.
         step_timeout: Seconds after which a hanging env counts as failed. Not for backend "dummy".

@@ -44,7 +44,7 @@ def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise JobError(f"{file} is not a job file: it has more than {MAX_FILE_BYTES:,} bytes")
-        content = read(file.read_text("utf-8-sig"))  # skips the byte order mark of some editors
+        content = read(file.read_text("utf-8-sig"))  # skips a byte order mark
     except OSError as error:
         raise JobError(f"{file} cannot be read: {error.strerror or error}") from None
     except (ImportError, ValueError, RecursionError) as error:  # YAML needs PyYAML
@@ -84,7 +84,7 @@ def job_from_settings(settings: Iterable[str]) -> Job:
 def with_settings(job: Job, settings: Iterable[str]) -> Job:
     """Return the job with changed settings. Each setting is a text "name=value" or "name.key=value".
 
-    A value that is not JSON is taken as text. Raises `JobError` for a wrong value.
+    A value is JSON, a number with commas (1,000), or text. Raises `JobError` for a wrong value.
 
     >>> with_settings(Job(env="CartPole-v1", steps=50), ["steps=1e3", "backend=dummy"]).steps
     1000
@@ -109,7 +109,7 @@ def _with_settings(content: dict[str, Any], settings: Iterable[str]) -> dict[str
             place[name] = place = dict(inner)
         place[names[-1]] = _parse_value(names[0], text.strip())
         if names in (["steps"], ["episodes"]) and place[names[0]] is not None:
-            # A job has only one of these, so the setting removes the other.
+            # A job has either steps or episodes, so one setting removes the other.
             content["episodes" if names == ["steps"] else "steps"] = None
     return content
 
@@ -147,7 +147,7 @@ class JobHead(msgspec.Struct, frozen=True):
 def read_job(folder: Path) -> tuple[Job, dict[str, Any]]:
     """Read the job and the head (dataset.json) of a folder. Call `check_names` before you run an untrusted job.
 
-    Raises `DatasetError` if no job wrote the folder.
+    Raises `DatasetError` if no job wrote the folder, or the head is invalid.
     """
     head = read_head(folder)
     if head.get("job") is None:

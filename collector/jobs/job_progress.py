@@ -1,4 +1,4 @@
-"""`JobProgress`, `JobState`: counts and speed of a running job. `Metrics`: writes them to metrics.jsonl."""
+"""`JobProgress`, `JobState`: counts and speed of a running job. `Metrics`: writer of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class JobProgress:
     """Last error of each episode skipped in this run, by episode number."""
     notes: list[str] = field(default_factory=list)
     bottleneck: str = ""
-    """Slowest kind of work, and its share of the time: "envs 80 %". "idle" means storing episodes between batches."""
+    """Slowest kind of work, and its share of the time: "envs 80 %". "idle": this process stores episodes."""
 
 
 @dataclass(repr=False, kw_only=True)
@@ -79,7 +79,7 @@ class JobState(JobProgress):
 
     @property
     def mean_return(self) -> tuple[float, float]:
-        """Mean return of this run, and half of its 95 % confidence interval. NaN with too few episodes."""
+        """Mean return of this run, and half the width of its 95 % confidence interval. NaN with too few episodes."""
         found, count = spread(np.array(self.returns)), len(self.returns)
         if not found:
             return float("nan"), float("nan")
@@ -131,8 +131,8 @@ class Metrics:
     """Writer of `metrics.jsonl`: at most one line per second, and one at the end.
 
     A line has `time` (Unix seconds), `seconds` (of this run), `steps`, `episodes`, `steps_per_second`, `mean_return`
-    and `mean_length` (of the last 100 episodes), `skipped` and `bottleneck` (a text). `tensorboard` also writes these
-    numbers as events into the subfolder `tensorboard`.
+    and `mean_length` (of the last 100 episodes), `skipped` and `bottleneck` (a text). With `tensorboard`, the numbers
+    are also events in the subfolder `tensorboard`.
     """
 
     def __init__(self, folder: str | os.PathLike[str], tensorboard: bool = False) -> None:
@@ -148,13 +148,12 @@ class Metrics:
             self.close = files.pop_all().close
 
     def write(self, read: Callable[[], dict[str, Any]], now: bool = False) -> None:
-        """Write the result of `read`, at most once per second unless `now`. Raises `DatasetError` on a full disk."""
+        """Write the result of `read`, at most once per second unless `now`. Raises `DatasetError` if a write fails."""
         if not now and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + METRICS_SECONDS
         numbers = read()
         line = json.dumps({"time": round(time.time(), 3), **numbers}) + "\n"
-        # A full disk raises here, because episodes could not be stored either.
         with writing(self._path, "the episodes committed before are kept"):
             self._file.write(line.encode())
         if self._events is not None:

@@ -50,20 +50,20 @@ def run_job(
 ) -> JobState:
     """Collect the episodes of a job into the folder `out`, and return the final state.
 
-    If SIGINT or SIGTERM (only in the main thread) or an exception ends the job, whole episodes are committed first.
-    `resume_job` continues.
+    In the main thread, SIGINT and SIGTERM end the job. If a signal or exception ends the job, whole episodes are
+    committed first, and `resume_job` can continue.
 
     Args:
         out: Folder of the data set.
         overwrite: Replace an earlier data set.
-        cluster: Address of a Ray cluster to play on; "auto": the cluster of RAY_ADDRESS or this
-            machine, else a new one. A Ray task whose node does not see `out` sends its episodes to this process.
+        cluster: Address of a Ray cluster to play on; "auto": the cluster of RAY_ADDRESS or this machine, else a new
+            cluster. A Ray task whose node does not see `out` sends its episodes to this process.
         cluster_actors: Number of parallel tasks on the cluster, each with `num_envs` envs; default: as many as fit.
         on_progress: Called after every batch.
 
-    Raises `DatasetError` if the folder cannot be used, `JobError` if settings or env do not allow the job,
-    `JobFailedError` if too many episodes failed, `WorkerTimeoutError` if the cluster lacks resources, and errors of the
-    policy.
+    Raises `DatasetError` if the folder cannot be used, `JobError` if the job cannot run with its settings or env,
+    `JobFailedError` if too many episodes or tasks failed, `WorkerTimeoutError` if the cluster lacks resources, errors
+    of the env with `on_error="raise"`, and errors of the policy.
 
     Example::
 
@@ -89,11 +89,11 @@ def resume_job(
     """Resume the job of a folder. Committed episodes are neither lost nor played twice.
 
     Args:
-        job: Expected job. If the stored job differs, `JobError` names the differences. Default: the stored job.
+        job: Used instead of the stored job. If settings that change episodes differ, `JobError` names them.
         settings: New values ("name=value") for settings that do not change episodes, such as `backend`.
         allow_import: Trusted modules. A stranger may have made the folder, so a stored job may name only code of these
-            modules, and harmless classes of gymnasium and vecenv.
-        cluster, cluster_actors, tensorboard, on_progress: See `run_job`; may differ from the earlier run.
+            modules, and listed classes of gymnasium and vecenv.
+        cluster, cluster_actors, tensorboard, on_progress: See `run_job`.
 
     Raises the errors of `run_job`.
 

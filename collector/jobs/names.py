@@ -1,4 +1,4 @@
-"""Resolve the names in a job (envs, wrappers, policies) to objects, from a closed list or from `module:name`.
+"""Resolve the names in a job to objects, from a closed list or from `module:name`.
 
     kind       listed names                                            code
     env        a registered id without a module: "CartPole-v1"         "module:Id-v0", "module:function"
@@ -126,8 +126,8 @@ def modules_to_allow(job: Job, where: Any) -> list[str] | None:
 def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
     """Raise `JobError` if the job stored in `where` names code that is neither listed nor trusted.
 
-    A job may name the classes, functions and envs that the modules in `allow_import` define or register. All names are
-    checked before the first import.
+    A job may name the classes, functions and envs that the modules in `allow_import` define or register. The form and
+    module of each name are checked before the first import.
     """
     allowed, named = {*allow_import}, f"the job that is stored in {where} names"
     code = code_names(job)
@@ -163,9 +163,9 @@ def _bare_name(kind: NameKind, name: str) -> str:
 
 
 def _defining_module(kind: NameKind, name: str, allowed: set[str], named: str) -> str:
-    """Import the trusted module of a name. Return the module that defines the object or registers the env.
+    """Import the trusted module of a name. Return the object's module, or for an env id the imported module.
 
-    If `__module__` names another trusted module, that module must have the object.
+    If the object's `__module__` is another trusted module, that module must have the object.
     """
     module, _, attr = name.partition(":")
     imported = _import(module, name)

@@ -5,8 +5,8 @@
       |                      an env fails: its episode is set aside
       +-- finished, skipped <---- retried alone, `retries` times <----+
 
-A failing env may interrupt the episodes of other envs. So each interrupted episode is retried alone, and skipped only
-if all its retries fail.
+A failing env may interrupt the episodes of other envs. So each interrupted episode is retried alone, and is skipped
+only if all its retries fail.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def skipped_in(state: Any) -> set[int]:
 
 
 class EpisodeWriter:
-    """Writer of episodes. Commits when uncommitted episodes are large or old, and when a `with` block ends.
+    """Writer of episodes. Commits when uncommitted episodes are large or old, and when its `with` block ends.
 
-    `resumed`: open store of a resumed job. If None, the first episodes create the data set.
+    `resumed`: open store of a resumed job. If None, the first batch creates the data set.
     """
 
     def __init__(
@@ -192,14 +192,14 @@ class Player:
         return plan.is_complete or self.stop.is_stopped
 
     def _play_together(self, job: Job, plan: Plan, suspects: set[int]) -> Iterator[PlayedEpisodes]:
-        """Play in a new vector env. Add the episodes that failing envs interrupt to `suspects`, to be retried alone."""
+        """Play in a new vector env. Add interrupted or infinite episodes to `suspects`, to be retried alone."""
         if plan.is_exhausted:
             return
         try:
             with make_venv(job, self.statistics) as env:
                 row_layout(env.observation_space, env.action_space)  # refuse bad spaces before playing
                 policy, size = make_job_policy(job, env, self.device), env.env_num * steps_per_batch(job, env)
-                policy_hash = hash_of(policy)  # a policy may change while it acts
+                policy_hash = hash_of(policy)
                 options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan}
                 batches = SyncDataCollector(env, policy, frames_per_batch=size, interruptor=self.stop, **options)
                 with batches:
@@ -232,10 +232,10 @@ class Player:
     def _deliver(
         self, batches: SyncDataCollector, policy_hash: str | None, plan: Plan, episodes: EpisodeBatch
     ) -> Iterator[PlayedEpisodes]:
-        """Yield episodes. After the caller has stored the episodes, record them as finished."""
+        """Yield episodes. Record them as finished after the caller has stored them."""
         with self.stop.finishing():
             if self._has_statistics and len(episodes) and (found := venv_statistics(batches.env)) is not None:
-                # A retry may use fewer envs. Keep the statistics of the others.
+                # A retry may use fewer envs. Keep the statistics of the other envs.
                 self.statistics = [*found, *(self.statistics or [])[len(found) :]]
             self.progress.bottleneck = batches.stats().bottleneck_share
             self._head = self._head or job_head(self.job, batches, self.device, policy_hash)
@@ -300,7 +300,7 @@ def _retry_job(job: Job) -> Job:
 
 
 def steps_per_batch(job: Job, env: Any) -> int:
-    """Return the steps per env: 64, or fewer if observations are large or the job is small."""
+    """Return the steps per env: 64, or fewer if rows are large or `job.steps` is small."""
     leaves = nest.leaves(common_layout(env.observation_space, env.action_space).obs)
     row = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves if isinstance(leaf, Leaf))
     wanted = BATCH_STEPS if job.steps is None else -(-job.steps // job.num_envs)

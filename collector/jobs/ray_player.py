@@ -3,11 +3,12 @@
     driver  --numbers-->  play_range  --whole episodes-->  shards/w001/, a separate data set
       shards/000000/  <-------------- adopts its shards --------'
 
-A task plays a range of episode numbers, and commits episodes to shards (folders with arrays). When the task has ended
-or died, the driver moves ("adopts") the shards into the job's data set. Other tasks play the uncommitted episodes. If
-the driver dies, a resumed job removes shards that were not adopted, and plays their episodes.
+A task plays a range of episode numbers, and commits episodes to shards. When the task has ended or died, the driver
+moves ("adopts") the shards into the job's data set. Other tasks play the uncommitted episodes. If the driver dies, a
+resumed job removes shards that were not adopted, and plays their episodes.
 
-If a task's node does not see the folder, the task returns its files. If it dies, other tasks play all its episodes.
+If a task's node does not see the folder, the task returns its files. If such a task dies, other tasks
+play all its episodes.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ PLACEMENT_TIMEOUT = 120.0
 SIGNAL_INTERVAL = 0.5
 """Maximum seconds until a signal is noticed."""
 NODE_CHECK_INTERVAL = 1.0
-"""Seconds between checks for lost nodes, because Ray reports a silent node only after minutes."""
+"""Seconds between checks for lost nodes, because Ray reports tasks of a silent node as failed only after minutes."""
 COMMIT_TIMEOUT = 12.0
 """Seconds for the last commits of tasks after a signal or an error."""
 KILL_TIMEOUT = 5.0
@@ -182,7 +183,7 @@ def _wait_until(check: Callable[[], bool]) -> bool:
 class RayPlayer:
     """Player that plays the episodes of a plan in tasks on a cluster.
 
-    `count`: number of parallel tasks; by default, as many as fit.
+    `count`: number of parallel tasks; None: as many as fit.
     """
 
     job: Job
@@ -228,7 +229,7 @@ class RayPlayer:
                 for _ in self._end_tasks(errors):
                     pass
             raise
-        finally:  # also after a second Ctrl-C, because the cluster may outlive this job
+        finally:  # the cluster may outlive this job, so cancel also after a second Ctrl-C
             for reference in self._tasks:
                 self._ray.cancel(reference, force=True)
         if self._tasks:  # `_adopt` removes folders, so no task may write
@@ -254,7 +255,7 @@ class RayPlayer:
                 raise WorkerTimeoutError(unscheduled(1, self.places, self._options, PLACEMENT_TIMEOUT))
 
     def _end_tasks(self, errors: list[Exception]) -> Iterator[PlayedEpisodes]:
-        """Let the tasks commit episodes and end, or kill them if the plan is complete. Append errors to `errors`."""
+        """Let the tasks commit episodes and end, or kill them if the plan is complete."""
         for reference in self._tasks:
             self._ray.cancel(reference, force=self.plan.is_complete)
         until = time.monotonic() + COMMIT_TIMEOUT * (not self.plan.is_complete)
@@ -265,7 +266,7 @@ class RayPlayer:
                 errors.append(error)
 
     def _start_tasks(self) -> None:
-        """Start tasks. The first task runs alone, because all tasks use its head (dataset.json)."""
+        """Start tasks. The first task runs alone, because all tasks use its head."""
         job = self.job
         if job.backend == "auto" and self._head is not None:  # use the first task's measurement
             ran_on = self._head["ran_on"]
@@ -352,7 +353,7 @@ class RayPlayer:
         self.writer.commit()  # records the failures
 
     def _adopt(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
-        """Move a task's committed episodes into the folder, and yield them. The plan takes back the others."""
+        """Move a task's committed episodes into the folder, and yield them. The plan takes back the rest."""
         if (store := self.writer.store) is not None:
             lines, part = list[ShardLine](), os.path.relpath(task.part, self._folder)
             if result.files:

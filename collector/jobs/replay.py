@@ -33,16 +33,16 @@ NO_DISPLAY = (
     "; without a display, envs of MuJoCo and dm_control need MUJOCO_GL=egl, or MUJOCO_GL=osmesa, in the environment"
 )
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
-"""Default environment of a rendering worker, so that pygame needs no display."""
+"""Default environment variables of a rendering worker, so that pygame needs no display."""
 
 
 def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: Iterable[str] = ()) -> dict[int, str]:
     """Replay `count` evenly spaced episodes, and compare them with the stored episodes.
 
-    Returns the first difference of each episode, by number; "" if equal. The job's policy acts if the job is
-    repeatable. Otherwise the stored actions are repeated. Raises `DatasetError` if no job wrote the folder, and
-    `JobError` if the job needs modules that are not in `allow_import`, or has a wrapper or transform with running
-    statistics, for example a VecNorm that is not frozen.
+    Returns the first difference or failure of each episode, by number; "" if equal. If the job is repeatable, the
+    policy chooses the actions. If not, the stored actions are repeated. Raises `DatasetError` if no job wrote the
+    folder, and `JobError` if the job needs modules that are not in `allow_import`, or has a wrapper or transform with
+    running statistics.
 
     Example::
 
@@ -62,7 +62,7 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
         with closing(make_env(job)) as env:
             return {number: _repeat_and_compare(env, episode) for number, episode in stored.items()}
     played: dict[int, Episode] = {}
-    # The same device, because another may give different bits.
+    # Another kind of device may give different bits.
     device = "cpu" if data.head.get("device") == "cpu" else device_of_policy(job)
     with Stopping() as stop:
         for each in Player(job, Plan(job.seed, numbers=stored), stop, JobProgress(), device).play():
@@ -211,7 +211,7 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
 
         with tempfile.TemporaryDirectory() as scratch:  # ffmpeg needs a path
             path = Path(scratch, name)
-            # By default, imageio scales pictures to a multiple of 16.
+            # By default, imageio scales the size of pictures to a multiple of 16.
             options = {"macro_block_size": 1, "codec": "libx264", "pixelformat": "yuv420p"}
             fps = self.env.metadata.get("render_fps") or FPS
             with _import_imageio().get_writer(path, fps=fps, **options) as writer:

@@ -34,7 +34,7 @@ def wanted(job: Job) -> str:
 
 
 class Report:
-    """Progress display of a job. Pass it to `run_job` as `on_progress`, inside `with`."""
+    """Progress display of a job. Pass it to `run_job` as `on_progress`, in its `with` block."""
 
     def __init__(self, console: Console, job: Job, heading: str) -> None:
         self._console, self._job, self._heading = console, job, heading
@@ -61,14 +61,13 @@ class Report:
     def __call__(self, state: JobState) -> None:
         self._bar.update(self._task, completed=state.done, description=_figures(state))
         if not self._console.is_terminal and state.seconds >= self._next_line:
-            # Lines become rarer, down to one per minute.
             self._next_line = state.seconds + min(max(1.0, state.seconds / 2), 60.0)
             self._print(f"{state.done:.0%} of {wanted(self._job)}: {state.steps:,} steps  {_figures(state)}")
         if not state.returns and not self._warned and state.frames >= (self._job.steps or 100_000):
             self._warned = True
             self._print(
                 f"note: no episode has ended in {state.frames:,} steps, and only whole episodes are stored; "
-                "--max-episode-steps ends them"
+                "--max-episode-steps truncates episodes"
             )
 
     def _print(self, line: str) -> None:

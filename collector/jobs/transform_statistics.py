@@ -4,7 +4,7 @@
 
 *Kept* statistics belong to an env, which updates them. The job writes them to a file before each commit of episodes. If
 a kill prevents the commit, the file already counts steps that the resumed job repeats, so the job is not repeatable. A
-restarted worker's envs begin with the statistics from the start of the vector env.
+restarted worker's envs begin with the vector env's initial statistics.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
     """Write a transform's statistics to a file for `frozen` in a job.
 
     `transform` may also be an `EnvCreator` with a shared VecNorm. The file is the `state_dict` as JSON, written
-    atomically. Raises ValueError without statistics, and OSError if the file cannot be written.
+    atomically. Raises ValueError without statistics, TypeError for statistics that are not numbers, and OSError or
+    `DatasetError` if the file cannot be written.
 
     Example::
 

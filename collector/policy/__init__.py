@@ -6,14 +6,14 @@ A policy is a callable. It gets observations `(k, ...)`, with a row for each env
 - a distribution of actions, with `sample` and `log_prob` as in `torch.distributions`. The collector's
   `exploration_type` selects a sample, the mode or the mean.
 - a dict with `action` (as above) and more outputs `(k, ...)` to store.
-- a tuple: the action, then more outputs, stored as `output1`, `output2`, ...
+- a tuple: the actions, then more outputs, stored as `output1`, `output2`, ...
 
 A `torch.nn.Module` gets tensors, and so does any policy if the collector has a `policy_device`. Other policies get
 numpy arrays. Every policy may return tensors or arrays. Batches store outputs without gradients, and bfloat16 as
 float32.
 
-Modules of tensordict get a `TensorDict` and no infos. So does a policy without a second required parameter, if the
-first is named `tensordict` or `td`, or is annotated as `TensorDict` or `TensorDictBase`.
+Modules of tensordict get a `TensorDict` and no infos. So does any policy, if its only required parameter is named
+`tensordict` or `td`, or annotated as `TensorDict` or `TensorDictBase`.
 
 Other policies get arguments by the names of their parameters:
 
@@ -31,6 +31,6 @@ Other policies get arguments by the names of their parameters:
 If a name has several meanings, observation keys have priority, then `state`, `env_id` and `info`, then `info_keys`.
 
 Envs that are being reset have no row. So if a policy draws from one random stream, its actions depend on which envs
-step together. `RandomPolicy` has a stream per env. With `episode_seeds`, every call has rows for all envs, and random
-actions and samples depend only on job seed, episode and step.
+step together. `RandomPolicy` has a stream per env. With `episode_seeds`, every call has rows for all envs, and the
+random numbers for random actions and common torch distributions depend only on job seed, episode and step.
 """

@@ -16,7 +16,7 @@ ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def action_parts(space: spaces.Space[Any]) -> Iterator[tuple[str, spaces.Space[Any]]]:
-    """Yield name and space of each array (leaf)."""
+    """Yield name and space of each leaf."""
     for path, leaf in nest.items(tree_of(space)):
         yield "action" + "".join(f"[{key!r}]" for key in path), leaf
 
@@ -26,7 +26,7 @@ def is_of_arrays(space: spaces.Space[Any]) -> bool:
 
 
 def action_layouts(action_spaces: Sequence[spaces.Space[Any]]) -> dict[str, RowLayout]:
-    """Return shape and dtype of each leaf, or {} if envs differ or a leaf is not an array."""
+    """Return shape and dtype of each leaf, or {} if these differ between envs or a leaf is not an array."""
     first, *others = ([(path, part.shape, part.dtype) for path, part in action_parts(each)] for each in action_spaces)
     if any(each != first for each in others):
         return {}
@@ -35,7 +35,7 @@ def action_layouts(action_spaces: Sequence[spaces.Space[Any]]) -> dict[str, RowL
 
 
 def flatten(action: Any, space: spaces.Space[Any], path: str = "action") -> dict[str, Any]:
-    """Return leaves by name. Raises `ValueError` if the actions do not fit the space."""
+    """Return leaves by name. Raises `ValueError` if `action` and `space` have different structures."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return {path: action}
     if isinstance(space, spaces.Dict):

@@ -26,7 +26,7 @@ OutputLayout = dict[str, RowLayout]
 class ArrayPolicy(CollectorPolicy):
     """Policy on numpy arrays.
 
-    columns: converter of info entries, or `None`. `clock` and `threads`: see `make_policy`.
+    columns: converter of the info entries that the policy takes, or `None`. `clock` and `threads`: see `make_policy`.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ArrayPolicy(CollectorPolicy):
             yield
 
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Call the policy once to learn `layout`, and restore random generators."""
+        """Learn `layout` by a call of the policy, if unknown. Restore the global random generators."""
         if not self._check.returned:
             with restored_generators():
                 self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into its inputs
@@ -106,7 +106,7 @@ class ArrayPolicy(CollectorPolicy):
             check_policy_names(self.layout)
 
     def _learn_state(self, state: RecurrentState, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        state.is_known = True  # first, so that `outputs` does not call this again
+        state.is_known = True  # first, so that `outputs` does not call `_learn_state` again
         try:
             with restored_generators():
                 self.outputs(nest.map(np.copy, obs), env_ids, infos)
@@ -126,7 +126,7 @@ class ArrayPolicy(CollectorPolicy):
 
 
 def _infos_of(env_ids: np.ndarray, infos: np.ndarray) -> np.ndarray:
-    """Return an info per row. Padding and envs without an episode get another env's info."""
+    """Return an info per row. Padding rows and envs without an episode get another env's info."""
     found: np.ndarray = infos[np.minimum(env_ids, len(infos) - 1)]
     if any(info is None for info in found):
         known: Any = next((info for info in infos if info is not None), {})
@@ -140,14 +140,14 @@ class OutputCheck:
         self.returned: OutputLayout = {}
         """Row shape and dtype of each output, before casts to the action space."""
         self.expected = action_layouts(env.action_space)
-        """Row shape and dtype of each array of an action. Empty if envs differ."""
+        """Row shape and dtype of each leaf of an action, or empty (see `action_layouts`)."""
         self._last: Any = None
         self._to_cast: list[str] = []
         self._space: Any = env.action_space[0]
         self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
 
     def __call__(self, outputs: Outputs, rows: int) -> Outputs:
-        """Return the outputs, with actions in the structure and dtype of the action space, or raise."""
+        """Check the outputs, cast actions, and rebuild Dict and Tuple actions. Raises `ValueError` or `TypeError`."""
         form = rows, {name: (values.shape, values.dtype) for name, values in outputs.items()}
         if form != self._last:
             self._check(outputs, rows)

@@ -26,7 +26,7 @@ class CollectorPolicy(ABC):
     noise: KeyedNoise | None = None
     """Source of random numbers if the collector has `episode_seeds`."""
     keeps_inputs = True
-    """False if the policy never keeps or changes observations. Then these may be views of the arena."""
+    """False if the policy never keeps or changes observations. Observations may then be views of the arena."""
     layout: Mapping[str, RowLayout] = {}
     """Row shape and dtype of each output except Dict and Tuple actions."""
 
@@ -34,8 +34,8 @@ class CollectorPolicy(ABC):
     def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> Outputs:
         """Return the outputs for these envs by name: arrays `(k, ...)`, including `action`.
 
-        The arrays may be views of `obs`, so they are valid until the envs step. `infos` `(N,)`: latest info of every
-        env. With `noise`, `obs` has rows for all envs. Raises `ValueError` or `TypeError` for outputs that do not fit.
+        The arrays may be views of `obs`, so they are valid only until the envs step. `infos` `(N,)`: latest info of
+        every env. With `noise`, `obs` has rows for all envs. Raises `ValueError` or `TypeError` for wrong outputs.
         """
 
     def begin(self, env_ids: Any) -> None:  # noqa: B027  optional

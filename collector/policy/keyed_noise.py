@@ -40,7 +40,7 @@ UNKNOWN_RANDOMNESS = (
 class KeyedNoise:
     """Random numbers for the rows of a policy's input.
 
-    The collector writes each row's episode and step into `numbers` and `steps`, int64 `(rows,)`.
+    The collector writes each row's episode number and step into `numbers` and `steps`, int64 `(rows,)`.
     """
 
     def __init__(self, job_seed: int, rows: int) -> None:
@@ -56,7 +56,7 @@ class KeyedNoise:
     def resize(self, rows: int) -> None:
         self.numbers = np.full(rows, -1)
         self.steps = np.zeros(rows, np.int64)
-        # `_block`: uniform numbers (rows, steps, words). `_used_steps`: number of steps that used it.
+        # `_block`: uniform numbers (rows, steps, numbers per step). `_used_steps`: number of steps that used `_block`.
         self._rows, self._block, self._used_steps = np.arange(rows), np.zeros((rows, 0, 0)), 0
         self._block_numbers, self._block_steps = b"", self.steps
 
@@ -65,7 +65,7 @@ class KeyedNoise:
             self._policy.seed(env_ids, [action_seed(self.job_seed, each) for each in self.numbers[env_ids].tolist()])
 
     def seed_random(self, policy: RandomPolicy, action_spaces: Any) -> None:
-        """Let each `begin` seed this policy. Raises `TypeError` if action spaces differ."""
+        """Seed this policy now and in each `begin`. Raises `TypeError` if action spaces differ."""
         for env_id, space in enumerate(action_spaces):
             if space != action_spaces[0]:
                 raise TypeError(
@@ -77,7 +77,7 @@ class KeyedNoise:
         policy.seed(ids, [action_seed(self.job_seed, each) for each in self.numbers[ids].tolist()])
 
     def watch(self, call: Callable[[], T]) -> T:
-        """Call a policy. If it draws from a global generator (as dropout does), record that actions are not keyed."""
+        """Call a policy. If the policy uses a global generator (as in dropout), record that actions are not keyed."""
         before = _generator_states()
         returned = call()
         if before != _generator_states():
@@ -86,22 +86,22 @@ class KeyedNoise:
 
     @contextmanager
     def watch_state(self, policy: Any) -> Iterator[None]:
-        """Watch a batch. If the policy changes itself, actions depend on earlier episodes, so they are not keyed."""
+        """Record if the policy changes itself, because actions that depend on earlier episodes are not keyed."""
         before = marks_of(policy)
         yield
         if before is not None and marks_of(policy) != before:
             self.not_keyed("the policy changes itself while it acts (training mode, a counter or a normaliser)")
 
     def uniforms(self, words: int) -> np.ndarray:
-        """Return numbers between 0 and 1, float64 `(rows, words)`, equal for all calls in a step."""
+        """Return numbers between 0 and 1, float64 `(rows, words)`. Calls in the same step return equal numbers."""
         ahead = self.steps - self._block_steps
         if (
             self._block.shape[2] != words
             or self.numbers.tobytes() != self._block_numbers
             or ahead.view(np.uint64).max() >= self._block.shape[1]  # negative numbers are large as uint64
         ):
-            # A large block takes numpy hardly longer, but a new episode discards it. So `count` doubles the
-            # steps used of the last block.
+            # A large block takes numpy hardly longer, but a new episode discards the block. So `count` is twice
+            # the number of used steps.
             count = max(
                 1, min(2 * self._used_steps, MAX_STEPS_AHEAD, MAX_BLOCK_SIZE // max(1, len(self._rows) * words))
             )
@@ -127,11 +127,11 @@ class KeyedNoise:
         return choose(action, wanted)
 
     def sample(self, distribution: Any) -> torch.Tensor | None:
-        """Return a sample in the shape, dtype and device of a distribution with `len(self.numbers)` rows.
+        """Return a sample in the dtype and on the device of a distribution, or `None` for unknown distributions.
 
-        Known distributions are `Categorical`, `OneHotCategorical`, `Bernoulli`, `Normal`, and `Independent` and
-        `TransformedDistribution` of these. Returns `None` for others. Raises `ValueError` for probabilities
-        that are NaN or all zero.
+        Known distributions have `len(self.numbers)` rows, and are `Categorical`, `OneHotCategorical`, `Bernoulli`,
+        `Normal`, or `Independent` or `TransformedDistribution` of these. Raises `ValueError` for probabilities that
+        are NaN or all zero.
         """
         if tuple(getattr(distribution, "batch_shape", ())[:1]) != self.numbers.shape:
             return None  # a wrong number of rows, which `OutputCheck` refuses
@@ -158,7 +158,7 @@ class KeyedNoise:
             probs = distribution.probs
             return torch.nn.functional.one_hot(self._indices(probs), probs.shape[-1]), probs.dtype
         if isinstance(distribution, families.Categorical):
-            # Faster than torch's `probs`, which is the same softmax.
+            # `torch.softmax` is faster than the property `probs`, which computes the same.
             is_known = "probs" in vars(distribution) or type(distribution) is not families.Categorical
             probs = distribution.probs if is_known else torch.softmax(distribution.logits, -1)
             return self._indices(probs), torch.int64
@@ -173,7 +173,7 @@ class KeyedNoise:
         return None
 
     def _indices(self, probs: torch.Tensor) -> torch.Tensor:
-        """Sample indices of the last dimension. Numpy sums in a fixed order, a GPU does not."""
+        """Sample indices of the last dimension, in numpy, because a GPU does not sum in a fixed order."""
         sums = np.add.accumulate(_float64(probs), axis=-1)
         total = sums[..., -1:]
         if not total.min() > 0:
@@ -226,10 +226,10 @@ def restored_generators() -> Iterator[None]:
 
 
 def marks_of(policy: Any) -> list[tuple[str, Any]] | None:
-    """Return a mark for each value that a policy may carry from call to call. Equal marks mean equal values.
+    """Return a mark for each value that a policy may carry from call to call. If marks differ, the policy has changed.
 
     Values are buffers, weights, and attributes that are arrays, tensors, numbers or random generators. Return `None`
-    for a lazy module without parameters.
+    for a lazy module that has not made its parameters.
     """
     holder = getattr(policy, "__self__", policy)  # the object of a bound method
     marks = []
@@ -258,6 +258,6 @@ def _mark(value: Any) -> Any:
     try:
         if isinstance(value, np.ndarray) or hasattr(value, "detach"):
             return hash(as_array(value).tobytes())
-    except (RuntimeError, TypeError, NotImplementedError):  # for example a tensor on the meta device
+    except (RuntimeError, TypeError, NotImplementedError):  # such as meta tensors
         pass
     return None

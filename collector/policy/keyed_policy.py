@@ -18,9 +18,9 @@ from vecenv import nest
 
 
 class KeyedPolicy(CollectorPolicy):
-    """Policy that gets a row for every env. Detects randomness that does not come from `noise`.
+    """Policy that gets a row for every env, and detects randomness that does not come from `noise`.
 
-    original: the user's policy, on its device. rows: ids of the envs, then numbers of padding rows.
+    original: the user's policy, or its copy on the policy device. rows: ids of the envs, then numbers of padding rows.
     """
 
     def __init__(self, policy: ArrayPolicy, original: Any, noise: KeyedNoise, rows: np.ndarray) -> None:
@@ -36,9 +36,8 @@ class KeyedPolicy(CollectorPolicy):
     def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> Outputs:
         rows, env_num = self._rows, len(infos)
         some = stands = len(env_ids) < env_num
-        if len(rows) > env_num:  # the padding repeats the last env's row
+        if len(rows) > env_num:
             obs, some = nest.take(obs, np.minimum(rows, env_num - 1)), True
-        # Envs that do not step keep their recurrent state.
         call = partial(self._policy.outputs, obs, rows, infos, env_ids if stands else None)
         assert self.noise is not None
         outputs: Outputs = call() if self._is_watched else self.noise.watch(call)

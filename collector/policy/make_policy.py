@@ -41,9 +41,9 @@ def make_policy(
 ) -> CollectorPolicy:
     """Return the policy of a collector.
 
-    policy: `None` for random actions. clock: measures policy, transfers and checks. job_seed: seed of keyed noise, with
-        `episode_seeds`. Other arguments: `policy_device`, `policy_threads`, `compile_policy`, `cudagraph_policy` and
-        `info_keys` of the collector.
+    policy: `None` for random actions. clock: measures policy, transfers and checks. job_seed: seed of keyed noise, if
+        the collector has `episode_seeds`. Other arguments: `exploration_type`, `policy_device`, `policy_threads`,
+        `compile_policy`, `cudagraph_policy` and `info_keys` of the collector.
     """
     clock = clock or Clock()
     noise = None if job_seed is None else KeyedNoise(job_seed, env.env_num)
@@ -81,7 +81,10 @@ def make_policy(
 
 
 def _device_of(policy: Policy, device: Any, cudagraph: bool) -> Any:
-    """Return `device`, by default the parameters' device. Raises `ValueError` if `cudagraph` needs a CUDA device."""
+    """Return `device`, by default the parameters' device.
+
+    Raises `ValueError` if `cudagraph` needs a CUDA device, or if PyTorch does not see `device`.
+    """
     from collector.device.tensors import resolve_device, tensors_of, torch
 
     home = next((tensor.device for tensor in tensors_of(policy)), torch.device("cpu"))
@@ -113,7 +116,7 @@ def random_actions(
     noise: KeyedNoise | None,
     instead_of: CollectorPolicy | None = None,
 ) -> RandomActions:
-    """Return random actions. Raises `TypeError` if a space cannot be sampled."""
+    """Return random actions. Raises `TypeError` if a space cannot be sampled, or if spaces differ."""
     policy = RandomPolicy(env.action_space) if policy is None else policy
     if noise is not None:
         noise.seed_random(policy, env.action_space)

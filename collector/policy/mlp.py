@@ -72,8 +72,6 @@ class MLPPolicy(nn.Module):
 
 
 class _Transformed(distributions.TransformedDistribution):
-    """TransformedDistribution with the transformed `mode` of the base distribution."""
-
     @property
     def mode(self) -> torch.Tensor:
         action = self.base_dist.mode

@@ -34,11 +34,11 @@ class ExplorationType(enum.Enum):
 
 
 _current: ContextVar[tuple[ExplorationType | None, bool]] = ContextVar("exploration_type", default=(None, False))
-"""Exploration type, and whether it comes from `set_exploration_type`."""
+"""Exploration type, and whether the type comes from `set_exploration_type`."""
 
 
 def exploration_type() -> ExplorationType | None:
-    """Return the exploration type in effect, or `None`. For policies that explore by themselves.
+    """Return the exploration type in effect, or `None` if not set. For policies that explore by themselves.
 
     >>> with set_exploration_type(ExplorationType.MODE):
     ...     exploration_type()
@@ -53,13 +53,13 @@ def set_exploration_type(wanted: ExplorationType) -> AbstractContextManager[None
         with set_exploration_type(ExplorationType.MODE):
             stats = collector.collect(n_episode=10)
 
-    `RayCollector` refuses it, because its policies run in other processes.
+    `RayCollector` refuses to collect in the block, because its policies run in other processes.
     """
     return exploring(as_exploration_type(wanted, None), requested=True)
 
 
 def requested_exploration_type() -> ExplorationType | None:
-    """Return the type from `set_exploration_type`, or `None` if a collection has replaced it."""
+    """Return the type from `set_exploration_type`, or `None` if not set, or replaced during a batch."""
     wanted, requested = _current.get()
     return wanted if requested else None
 
@@ -74,7 +74,7 @@ def exploring(wanted: ExplorationType, requested: bool = False) -> Iterator[None
 
 
 def as_exploration_type(wanted: ExplorationType, mode: str | None) -> ExplorationType:
-    """Return `wanted`, or the deprecated `mode`, as a type. Raises `ValueError` for other values."""
+    """Return `wanted` as a type. A `mode` (deprecated) replaces `wanted`. Raises `ValueError` for unknown values."""
     if mode is not None:
         warnings.warn("exploration_mode is deprecated; use exploration_type", DeprecationWarning, stacklevel=3)
         wanted = mode.lower()  # type: ignore[assignment]
@@ -94,7 +94,8 @@ def is_distribution(kind: type) -> bool:
 def _prefers_rsample(distribution: Any) -> bool:
     """Return whether this is a torch distribution built on `Normal`.
 
-    Its `sample` waits for the device, which fails in a CUDA graph. `rsample` draws the same numbers without waiting.
+    `sample` of such a distribution waits for the device, which fails in a CUDA graph. `rsample` draws the same numbers
+    without waiting.
     """
     while has_torch_sampling(type(distribution)):  # type: ignore[arg-type]
         if type(distribution).__name__ == "Normal":
@@ -110,7 +111,7 @@ def has_torch_sampling(kind: type) -> bool:
 
 
 def choose(action: Any, wanted: ExplorationType) -> Any:
-    """Take an action from each distribution. Raises `ValueError` if a distribution lacks `wanted`."""
+    """Take an action from each distribution. Raises `ValueError` if a distribution has no mode or mean (`wanted`)."""
     if isinstance(action, (dict, tuple)):
         return nest.map(lambda leaf: choose(leaf, wanted), action)
     if not is_distribution(type(action)):  # type: ignore[arg-type]
@@ -155,9 +156,9 @@ def original_of(policy: Policy) -> Policy:
 def signature_of(
     policy: Policy, observation_space: spaces.Space[Any] | None, info_keys: Sequence[str] = ()
 ) -> Signature:
-    """Read the signature of a policy. Raises `TypeError` for an unknown required parameter."""
+    """Read the signature of a policy. Raises `TypeError` if one of several required parameters is unknown."""
     policy = original_of(policy)
-    tensordict = sys.modules.get("tensordict")  # a policy of tensordict has imported it
+    tensordict = sys.modules.get("tensordict")  # a policy of tensordict has imported the package
     if tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase):
         return Signature(tensordict=True)
     try:
@@ -312,7 +313,7 @@ class RecurrentState:
         self._begun[env_ids] = True
 
     def rows(self, env_ids: np.ndarray, stepping: np.ndarray | None, needs_ids: bool) -> tuple[np.ndarray, ...]:
-        """Return the envs of the next call, the rows that begin an episode, and `stepping` unless `None`.
+        """Return the envs of the next call, the rows that begin an episode, and `stepping` if given.
 
         Returns () if all envs step in order, no episode begins, and `needs_ids` is False. stepping: the envs that
             change their state; `None`: all.
@@ -338,7 +339,7 @@ class RecurrentState:
     def keep(self, rows: tuple[Any, ...], output: Any) -> dict[str, Any]:
         """Store the state, and return the other outputs. Raises `TypeError` or `ValueError` for wrong states."""
         output, self.is_known = _with_state(output), True
-        # Gradients would keep the autograd graphs of earlier steps alive.
+        # A state with gradients would keep the autograd graphs of earlier steps alive.
         state = nest.map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, output.pop("state"))
         if state is None and self._state is None:  # for example SB3's `predict` without a recurrent state
             return output

@@ -15,10 +15,11 @@ from vecenv.nest import as_array
 
 
 class RandomPolicy:
-    """Policy that draws uniform random actions. The actions of an env do not depend on the other envs that step.
+    """Policy that draws random actions. The actions of an env do not depend on which other envs step.
 
-    Env i gets the results of consecutive `action_spaces[i].sample()` calls, on a copy of the space. Spaces are Box,
-    Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these. Other spaces raise `TypeError`.
+    Without masks, env i gets the results of consecutive `action_spaces[i].sample()` calls, on a copy of the space.
+    Spaces are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these. Other spaces, or spaces
+    with different shapes or dtypes, raise `TypeError`.
 
     If observations are a dict with `action_mask` `(k, ...)`, in the form that `space.sample(mask)` takes, the policy
     draws only legal actions, with equal probability. For Discrete actions, the key may also be `mask` (as in
@@ -56,7 +57,7 @@ class RandomPolicy:
     def __call__(self, obs: Any, env_id: Any = None, masks: Sequence[Any] | None = None) -> Any:
         """Return actions of the envs `env_id` (`None`: all): `(k, ...)` in the spaces' dtype, or a tree of such arrays.
 
-        masks: per row, a mask that replaces the observation's, or `None`. Raises `ValueError` if a mask does not fit.
+        masks: per row, a mask that replaces the mask in `obs`, or `None`. Raises `ValueError` if a mask does not fit.
         """
         ids = self._ids if env_id is None else np.asarray(env_id)
         found = masks_of(obs, self._spaces[0], len(ids))
@@ -76,7 +77,7 @@ class RandomPolicy:
 
     def _from_blocks(self, ids: np.ndarray) -> Any:
         if self._left <= 0:
-            # Refill no other env: a refill advances the random stream, from which masked actions are drawn too.
+            # Refill only these envs, because masked actions come from the same random stream, which a refill advances.
             for env in ids[self._used[ids] == self.BLOCK].tolist():
                 self._refill(env)
             self._left = self.BLOCK - int(self._used.max())
@@ -92,7 +93,7 @@ class RandomPolicy:
         self._used[env_ids], self._left = self.BLOCK, 0
 
     def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
-        """Copy the random states of these spaces."""
+        """Copy the random states of `action_spaces` into the policy's spaces."""
         for own, seeded in zip(self._spaces, action_spaces, strict=True):
             for (_, part), (_, given) in zip(action_parts(own), action_parts(seeded), strict=True):
                 part.np_random.bit_generator.state = given.np_random.bit_generator.state
@@ -113,7 +114,7 @@ def draw_many(space: spaces.Space[Any], size: int) -> Any:
         return {key: draw_many(part, size) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(draw_many(part, size) for part in space.spaces)
-    # Smaller dtypes would differ, because numpy cuts one 32-bit draw into several numbers.
+    # With smaller dtypes, actions would differ, because numpy cuts one 32-bit draw into several numbers.
     if isinstance(space, spaces.Discrete) and space.dtype.itemsize >= 4:
         return space.start + space.np_random.integers(space.n, size=size, dtype=space.dtype.type)
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f" and space.is_bounded():

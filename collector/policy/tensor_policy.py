@@ -46,8 +46,8 @@ class TensorPolicy(ArrayPolicy):
         return obs if tensors is None else tensors
 
     def _arrays(self, inputs: Any) -> Outputs:
-        with self._guard:  # reused, because making a guard costs time
-            transfer = self._transfer  # `close`, which a policy may call, clears it
+        with self._guard:
+            transfer = self._transfer  # `close`, which a policy may call, clears `self._transfer`
             tensors = transfer.to_device(inputs)
             self._clock.lap("transfer")
             outputs = self._call_policy(tensors)

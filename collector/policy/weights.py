@@ -18,7 +18,7 @@ import numpy as np
 class PolicyWeights:
     """Weights of the collector's network, updated in place, and the number of updates.
 
-    An update during a batch, from a thread or from the policy, takes effect after the batch.
+    An update during a batch, from another thread or the policy, takes effect after the batch.
     """
 
     def __init__(self, policy: Any, module: Any) -> None:
@@ -30,7 +30,7 @@ class PolicyWeights:
         """Number of batches in progress, including nested batches."""
         self._pending_weights: dict[str, Any] | None = None
         self._pending_updates = 0
-        """Number of updates during a batch. Only the weights of the last are applied."""
+        """Number of updates during a batch. Only the weights of the last update are applied."""
         self._last_counters = self._counters()
 
     def update(self, source: Any) -> None:
@@ -134,7 +134,7 @@ class PublishedWeights(PolicyWeights):
         self._put = put
         self._reference: Any = None
         self._sent: int | None = 0
-        """Version of the weights in Ray's store, or `None` after `load`."""
+        """Version of the weights in Ray's store (0: only in `policy`), or `None` after `load`."""
 
     def load(self, weights: Any, strict: bool) -> None:
         if self._module is None:
@@ -143,7 +143,7 @@ class PublishedWeights(PolicyWeights):
         self._sent = None
 
     def reference(self) -> tuple[int, Any]:
-        """Return the version and a Ray reference to its weights. The reference is `None` for the initial weights."""
+        """Return the version and a Ray reference to the weights. The reference is `None` for the initial weights."""
         with self.kept():
             if self.version != self._sent:
                 self._reference = None  # first let Ray's store drop the old weights
@@ -252,7 +252,7 @@ def change_count(parameter: Any) -> tuple[int, int]:
 
 
 def hash_of(policy: Any) -> str | None:
-    """Return the hash of a policy's weights, else of its source code, else `None`."""
+    """Return the hash of a policy's weights or, without weights, of its source code. Without source, `None`."""
     if policy is None:
         return None
     digest = hashlib.sha256()

@@ -58,15 +58,15 @@ class Transitions:
 class Dataset:
     """Committed episodes of a folder, ordered by number. The folder may belong to a running or killed job.
 
-    The constructor reads only dataset.json and manifest.jsonl. A shard (a folder with the arrays of some episodes) is
-    opened when needed, and fully checked the first time. The folder is not trusted: a reader opens no files outside
-    the folder, never unpickles, and allocates memory only in proportion to file sizes.
+    The constructor reads only dataset.json and manifest.jsonl. A shard is opened when needed, and fully checked the
+    first time. The folder is not trusted: a reader opens no files outside the folder, never unpickles, and allocates
+    memory only in proportion to file sizes.
 
     Args:
         folder: folder that a job, `StoreWriter` or `RecordEpisodes` wrote.
         memory: maximum bytes of shards that stay open. A larger shard is open alone.
 
-    Raises `DatasetError` if the folder has no data set, or if the data set is damaged.
+    Raises `DatasetError` if the folder has no data set, or if dataset.json or manifest.jsonl is damaged.
 
     >>> import tempfile, gymnasium
     >>> from collector import RecordEpisodes
@@ -89,7 +89,7 @@ class Dataset:
         """Content of dataset.json: spaces, versions, job (docs/guides/datasets.md)."""
         manifest = read_manifest(self.folder)
         self.end = manifest.end
-        """Episodes with numbers of `end` or more are ignored. None if incomplete."""
+        """Episodes with numbers of `end` or more are ignored. None if the data set is incomplete."""
         self.failed = manifest.failed
         """Number of failures by kind, for example "skipped"."""
         self.state = manifest.state
@@ -152,7 +152,7 @@ class Dataset:
 
     @property
     def shard_files(self) -> list[str]:
-        """Paths of the shards, in the order of their commits."""
+        """Paths of the shards relative to `folder`, in the order of their commits."""
         return [record.shard for record in self._shards.records]
 
     @property
@@ -198,13 +198,13 @@ class Dataset:
             yield pack(waiting)
 
     def transitions(self) -> Transitions:
-        """Return all transitions, ordered by episode. Raises `DatasetError` if there are none."""
+        """Return all transitions, ordered by episode. Raises `DatasetError` if there is no episode."""
         if not len(self):
             raise DatasetError(f"{self.folder} has no episodes yet")
         return self.take(np.arange(self.steps))
 
     def take(self, steps: Any) -> Transitions:
-        """Return the transitions with the indices `steps`, int `(k,)`, in `transitions()`. Raises IndexError."""
+        """Return the rows `steps`, int `(k,)`, of `transitions()`. Raises IndexError if `steps` is empty or invalid."""
         steps = np.asarray(steps)
         if not steps.size or steps.ndim != 1 or steps.dtype.kind not in "iu":
             raise IndexError(
@@ -220,7 +220,7 @@ class Dataset:
         episode = np.searchsorted(self._starts, steps, side="right") - 1
         step, index = steps - self._starts[episode], self._index
         shard, row = index["shard"][episode], index["first"][episode] + step
-        # Each shard is opened once, and its rows are read in order.
+        # Open each shard once, and read its rows in order.
         order = np.lexsort((row, shard))
         found: dict[str, Any] = {}
         for into in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
@@ -237,11 +237,11 @@ class Dataset:
     def batches(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[Transitions]:
         """Yield random batches of `batch_size` transitions. The last batch of a pass may be smaller.
 
-        Each of the `passes` (None: endless) yields every transition once. The same seed gives the same batches. To
-        bound memory, a pass reads random shards in groups that fit into the constructor's `memory`, and shuffles within
-        a group. To draw with replacement, use `take(rng.integers(data.steps, size=batch_size))`.
+        Each of the `passes` (None: endless) yields every transition once. The same seed and `memory` give the same
+        batches. To bound memory, a pass reads random shards in groups that fit into the constructor's `memory`, and
+        shuffles within a group. To draw with replacement, use `take(rng.integers(data.steps, size=batch_size))`.
 
-        Raises `DatasetError` if there is no episode, and ValueError if `batch_size` is below 1.
+        Raises `DatasetError` if there is no episode, and ValueError or TypeError for a wrong `batch_size`.
         """
         return (self.take(steps) for steps in self.batch_order(batch_size, seed, passes))
 
@@ -278,7 +278,7 @@ class Dataset:
             yield rng.permutation(np.arange(int(lengths.sum())) + np.repeat(first, lengths))
 
     def as_torch(self, of: str = "transitions", *, batch_size: int = 256, seed: int = 0, passes: int | None = 1) -> Any:
-        """Return a view: a `torch.utils.data.Dataset`, also for workers of a DataLoader.
+        """Return a view: a `torch.utils.data.Dataset` for a DataLoader, with or without worker processes.
 
         - `of="transitions"` or `"episodes"`: an item is a dict of tensors.
         - `of="batches"`: iterates over `batches(batch_size, seed, passes)`, as dicts of tensors. Use `DataLoader(view,
@@ -295,7 +295,7 @@ class Dataset:
         return TorchRows(self, of == "episodes")
 
     def verify(self) -> list[str]:
-        """Check all shards of the folder, also for a slice. Return a text per damaged shard."""
+        """Check all shards of the folder, even if this is a slice. Return a text per damaged shard."""
         problems = []
         for which in range(len(self._shards.records)):
             try:

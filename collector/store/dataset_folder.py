@@ -24,7 +24,7 @@ MOST_ATTEMPTS = 10
 
 
 def check_folder(path: Path, overwrite: bool) -> None:
-    """Raise `DatasetError` if a new data set could not be written."""
+    """Raise `DatasetError` if a new data set cannot be written to `path`."""
     with writing(path, "choose another folder"), ExitStack() as context:
         is_new = not path.exists()
         folder, lock = open_locked(path, context)
@@ -47,7 +47,7 @@ def open_locked(path: Path, context: ExitStack) -> tuple[SafeFolder, FolderLock]
 
 
 def _check_files(folder: SafeFolder) -> None:
-    """Raise `DatasetError` for links and files of other programs."""
+    """Raise `DatasetError` for links, and for files of other programs."""
     foreign = [name for name, _ in folder.entries() if not ALLOWED_NAMES.fullmatch(name)]
     if foreign:
         raise DatasetError(
@@ -104,7 +104,7 @@ def writing(folder: Path, advice: str) -> Iterator[None]:
 
 
 def read_files(folder: Path) -> dict[str, np.ndarray]:
-    """Return the bytes of each file of the shards, then of manifest.jsonl, by relative path."""
+    """Return the bytes of all shard files, then of manifest.jsonl, by relative path."""
     paths = [path for path in sorted(folder.glob("shards/**/*")) if path.is_file()]
     paths += [folder / MANIFEST] if (folder / MANIFEST).exists() else []
     return {str(path.relative_to(folder)): np.fromfile(path, np.uint8) for path in paths}

@@ -27,7 +27,7 @@ MOST_ELEMENTS = 2**24
 
 
 def make_head(observation_space: Any = None, action_space: Any = None, job: Any = None, **more: Any) -> dict[str, Any]:
-    """Return the head of a new data set. `job` and the entries `more` are JSON.
+    """Return the head of a new data set. `job` and `more` are JSON values.
 
     >>> make_head(spaces.Discrete(2), made_by="a test")["made_by"]
     'a test'
@@ -132,7 +132,9 @@ def _form(space: Any) -> SpaceForm:
 
 
 def space_from_json(value: Any) -> spaces.Space[Any] | None:
-    """Return the space; None for None, or if a part was stored as text. Raises `DatasetError` for invalid JSON.
+    """Return the space, or `None` if `value` is `None` or has a part of type "other".
+
+    Raises `DatasetError` for invalid JSON.
 
     >>> space_from_json(space_to_json(spaces.Box(-1, 1, (2,))))
     Box(-1.0, 1.0, (2,), float32)
@@ -143,7 +145,7 @@ def space_from_json(value: Any) -> spaces.Space[Any] | None:
         return _space(schema.convert(value, SpaceForm))
     except DatasetError:
         raise
-    except Exception as error:  # such as AssertionError and OverflowError
+    except Exception as error:
         raise DatasetError(f"a space in it cannot be made: {type(error).__name__}: {error}") from None
 
 

@@ -27,16 +27,16 @@ BEST_COMPRESSION = 1032
 INDEX = np.dtype(
     [("number", "i8"), ("length", "i8"), ("returns", "f8"), ("shard", "i8"), ("position", "i8"), ("first", "i8")]
 )
-"""Entry per episode. In its shard, `position` is the index of the episode, and `first` the row of its first step."""
+"""Entry per episode. `position` is the index of the episode in the shard, and `first` the row of its first step."""
 
 
 @dataclass
 class Manifest:
     shards: list[ShardLine] = field(default_factory=list)
-    """Lines of shards. `index` has their lists of episodes."""
+    """Lines of shards without their lists of episodes, which are in `index`."""
     layout: EpisodeLayout | None = None
     end: int | None = None
-    """Readers ignore episodes with numbers of `end` or more. None if incomplete."""
+    """Readers ignore episodes with numbers of `end` or more. None if the data set is incomplete."""
     end_at: int = 0
     """Bytes before the line "end". Reopening the data set truncates the file there."""
     failed: dict[str, int] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Manifest:
             safe_folder.write(self.fd, data)
             safe_folder.fsync(self.fd)
         except OSError as error:
-            # The lines may be on the disk, so remove them. If that fails too, a new writer must read the file.
+            # The lines may be on the disk, so remove them. If the removal fails too, a new writer must read the file.
             try:
                 safe_folder.truncate(self.fd, self.good_bytes)
                 safe_folder.fsync(self.fd)

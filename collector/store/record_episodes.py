@@ -37,21 +37,21 @@ def RecordEpisodes(
     overwrite: bool = False,
     **more: Any,
 ) -> Any:
-    """Wrap a vector env, and store each episode that the caller's loop finishes in `folder`.
+    """Wrap a vector env. Each episode that the caller's loop finishes is stored in `folder`.
 
     Args:
         venv: a vector env of vecenv, or a `gymnasium.vector.VectorEnv` in any autoreset mode. The wrapper has the same
             methods and results, but refuses `step_async` and `reset_async`.
         autoreset_mode: mode of a VectorEnv. None uses `metadata["autoreset_mode"]`. Ignored for vector envs of vecenv.
-        shard_bytes, shard_seconds: finished episodes are committed (written to a shard) when they have this size, or
-            when the first has this age. A kill loses uncommitted episodes.
+        shard_bytes, shard_seconds: finished episodes are committed (written to a shard) when they have this size
+            together, or when the first has this age. A kill loses uncommitted episodes.
         memory: maximum bytes of unfinished episodes.
         compress, overwrite: see `StoreWriter`.
         resume: continue the folder's data set, even if it is complete. Without a data set, begin one.
         more: additional JSON entries for the head of the data set.
 
     Episodes are numbered in the order of their ends. An episode is discarded if its env fails, or is closed or reset
-    before the end. `Episode.seed` is the seed that the caller passed to the reset, or None.
+    before the end. `Episode.seed` is the seed of the env's reset, or None.
 
     `close`, or the end of a `with` block, marks the data set as complete. Closing a wrapper or collector around this
     object does the same. If an exception (also Ctrl-C) leaves the block, or if `close` is never called, finished
@@ -60,7 +60,7 @@ def RecordEpisodes(
     Raises:
 
     - `DatasetError` if the folder cannot be used, if observations or actions are not arrays of numbers with one shape
-      in all envs, if the disk is full, or if unfinished episodes exceed `memory`.
+      in all envs, if an episode's return is not finite, if the disk is full, or if unfinished episodes exceed `memory`.
     - ValueError for a missing or unknown autoreset mode, and for Dict or Tuple observations with `stack_obs=False`.
     - TypeError if `venv` is not a vector env.
 
@@ -216,7 +216,7 @@ class RecordedEngine(RowWiseWrapper):
         self._recorder, self._seeds = recorder, np.full(recorder.n, -1)
         """Seed of each env's latest reset (by the caller or by autoreset), or -1."""
         self._in_order = False
-        """True if the last call steps all envs, so that a whole batch is ordered by env."""
+        """True if the last call steps all envs without resets, so that a whole batch is ordered by env."""
         self._stored_actions: Any = None
         """Actions of the last call in the stored dtypes."""
 
@@ -235,7 +235,7 @@ class RecordedEngine(RowWiseWrapper):
         return self._stored_actions
 
     def _record_sent(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
-        """Record actions and seeds. If an env of the call is still stepping, do nothing: the call will raise."""
+        """Record actions and seeds, unless an env of the call is still stepping, because the call will then raise."""
         recorder = self._recorder
         ids, resets = round_envs(recorder.n, action, id, kwargs)
         waiting = () if self.venv.is_closed else self.venv.waiting_id
@@ -302,7 +302,7 @@ class RecordedEngine(RowWiseWrapper):
             recorder.begin(envs_begun, None, self._seeds[envs_begun])
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
-        """Call a method of the envs. "step" and "reset" abandon their unfinished episodes."""
+        """Call a method of the envs. "step" and "reset" abandon the unfinished episodes."""
         if name in ("reset", "step"):
             self._recorder.discard(slice(None) if id is None else as_ids(id, self._recorder.n))
         return super().call(name, *args, id=id, **kwargs)

@@ -27,7 +27,7 @@ _BYTES = 2**24
 
 
 def fit_rows(rows: Any, layout: Any) -> Any:
-    """Return observations `(k, ...)` in the shapes and dtypes of `layout`, a tree with a leaf per array of the space.
+    """Return observations `(k, ...)` in the shapes and dtypes of `layout`, a tree of leaves.
 
     Raises `DatasetError` for a wrong shape, or if a value would change, except by rounding to a float type.
     """
@@ -67,8 +67,8 @@ def _misfit(path: str, rows: Any, expected: str) -> DatasetError:
 class EpisodeRecorder:
     """Recorder of the episodes of `n` envs, until `finish`.
 
-    A buffer holds the steps since the last `cut`: row k has step k of each env. `cut` passes finished episodes to the
-    writer, and keeps up to `memory` bytes of unfinished episodes.
+    A buffer holds the steps since the last `cut`: row k has the k-th step of each env. `cut` passes finished episodes
+    to the writer, and keeps up to `memory` bytes of unfinished episodes.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class EpisodeRecorder:
         """`time.monotonic()` at which the next commit is due."""
 
     def actions(self, action: Any, ids: Sequence[int]) -> Any:
-        """Return actions in the stored dtypes. Raises the errors of vecenv's `step` for wrong actions."""
+        """Return actions in the stored dtypes. Raises the errors of vecenv's `step`, or `DatasetError`."""
         rows = batch_actions(action, ids, self._layout.action)
         if rows.__class__ is list:
             raise DatasetError(
@@ -130,7 +130,7 @@ class EpisodeRecorder:
     def step(
         self, ids: np.ndarray | None, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any
     ) -> np.ndarray:
-        """Record a step of these envs (None: all). Return the indices of the rows that end episodes, for `end`."""
+        """Record a step of these envs (None: all). Return the indices of the rows that end episodes."""
         self._check_open()
         n, buffer, obs = self.n, self._buffer, fit_rows(obs, self._layout.obs)
         if (
@@ -180,8 +180,7 @@ class EpisodeRecorder:
     def cut(self) -> None:
         """Pass finished episodes to the writer, and commit if due.
 
-        Raises `DatasetError` if the disk is full, or if an episode has a NaN or infinite return. Other episodes
-        are still stored.
+        Raises `DatasetError` if the disk is full, or, after storing the other episodes, if a return is not finite.
         """
         with sigint_deferred():  # Ctrl-C would leave rows and counts inconsistent
             whole = self._extract_finished() if self._count.any() else ()
@@ -224,7 +223,7 @@ class EpisodeRecorder:
         if self._finished or os.getpid() != self._pid:
             return
         self._finished = True
-        with sigint_deferred(), self._writer:  # closes the writer in any case
+        with sigint_deferred(), self._writer:
             try:
                 self.cut()
             finally:

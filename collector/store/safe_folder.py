@@ -21,11 +21,11 @@ LOCK = "writer.lock"
 DEEPEST_FOLDER = 8
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFLNK: "link", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
-# O_NONBLOCK, because opening a FIFO would otherwise wait for a process that writes to it.
+# O_NONBLOCK, because opening a FIFO would wait for a writer.
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-# Tests replace these names to make a system call fail.
+# Tests replace these names.
 fsync, truncate = os.fsync, os.ftruncate
 unlink, rmdir, mkdir = os.unlink, os.rmdir, os.mkdir
 rename = os.replace
@@ -112,11 +112,11 @@ class SafeFolder(Closable, os.PathLike[str]):
 
     @property
     def fd_path(self) -> str:
-        """Path through the descriptor, valid until `close` even if the folder is replaced."""
+        """On Linux, path through the descriptor, which is valid until `close` even if the folder is replaced."""
         return path_of_descriptor(self._fd) or str(self.path)
 
     def kind(self, name: str) -> str | None:
-        """Return FILE or FOLDER; None if missing. Raises `DatasetError` for links and other kinds."""
+        """Return FILE, FOLDER, or None if missing. Raises `DatasetError` for links and other kinds."""
         try:
             mode = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mode
         except FileNotFoundError:
@@ -240,7 +240,7 @@ class FolderLock(Closable):
     """Lock of a folder until `close` or the end of the process, by `flock` on a file in the folder.
 
     Raises `FolderInUseError` immediately if another writer has the lock. Forked children do not inherit the lock, so
-    a killed job's folder is free before its workers have ended.
+    a killed job's folder is free even while workers still run.
     """
 
     def __init__(self, folder: SafeFolder) -> None:

@@ -8,7 +8,7 @@ Lines of manifest.jsonl::
     {"line": "note", "failed": {"skipped": 1}, "state": ...}
     {"line": "end", "episodes": 400}
 
-- "layout": dtype and row shape of each array, for example "|u1 84 84". A list stands for a Tuple space.
+- "layout": dtype and row shape of each array. A list stands for a Tuple space.
 - "note": "failed" and "state" without a shard.
 - "end": the last line of a complete data set. Readers ignore episodes with numbers of `episodes` or more.
 - "failed" (failures since the previous line, by kind) and "state" (JSON for the next writer) are optional.

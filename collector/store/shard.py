@@ -24,7 +24,7 @@ from collector.store.schema import ShardLine
 from collector.store.shard_layout import batch_of, check_whole
 
 LARGEST_INFLATED = 2**32
-"""A compressed shard has at most this many bytes before compression. Larger shards are not compressed."""
+"""Maximum bytes of a compressed shard before compression. Larger shards are not compressed."""
 LONGEST_HEADER = 4096
 SMALL = 2**17
 """Files of up to this size are read instead of memory-mapped, because a mapping may keep a file descriptor open."""
@@ -77,8 +77,8 @@ def _npy_header(parts: Sequence[np.ndarray]) -> bytes:
 def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row: np.dtype, known: bool) -> np.ndarray:
     """Return an array of the shape `(count, *row.shape)` and the dtype `row.base`.
 
-    The array is a view of the file or of the decompressed content. `known` skips checks that an earlier call made: hash
-    and bool values.
+    The array is a view of the file or of the decompressed content. `known` skips the checks of hash and bool values,
+    which an earlier call made.
 
     Raises FileNotFoundError if the file is missing, or if its size or hash differs from the manifest. Raises
     `DatasetError` if the file holds a different dtype or shape, or a bool that is neither 0 nor 1.

@@ -1,6 +1,6 @@
 """`EpisodeLayout`: names, dtypes and shapes of the arrays of a shard.
 
-A shard is a folder with a file per array. With E episodes and S steps, the arrays are
+A shard has a file per array. With E episodes and S steps, the arrays are
 
     obs          (S + E, ...)   also the last observation of each episode
     action       (S, ...)
@@ -8,7 +8,7 @@ A shard is a folder with a file per array. With E episodes and S steps, the arra
     terminated   (S,) bool
     truncated    (S,) bool
     offsets      (E + 1,) int64: episode e has the steps `offsets[e]:offsets[e + 1]`
-    episode      (E,) int64: number of the episode
+    episode      (E,) int64: episode numbers
     seed         (E,) int64: seed of the reset, or -1
     env_id       (E,) int32
 
@@ -71,7 +71,7 @@ class EpisodeLayout:
 def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> RowLayout:
     """Return dtypes and shapes of the envs' observations and actions.
 
-    Raises `DatasetError` for spaces that cannot be stored, for example if two envs have different spaces.
+    Raises `DatasetError` for spaces that cannot be stored, for example if shapes differ between envs.
     """
     layout = common_layout(observation_spaces, action_spaces)
     objects = [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, ObjectLeaf)]
@@ -118,7 +118,7 @@ def _rows_of_leaves(name: str, tree: Any) -> Any:
 
 
 def is_of_obs(name: str) -> bool:
-    """Return whether an array holds observations, with an additional row per episode."""
+    """Return whether an array holds observations, which have an additional row per episode."""
     return name == "obs" or name.startswith("obs.")
 
 
@@ -192,7 +192,7 @@ def batch_of(layout: EpisodeLayout, arrays: Mapping[str, np.ndarray]) -> Episode
 
 
 def check_whole(episodes: EpisodeBatch, layout: EpisodeLayout) -> None:
-    """Raise `DatasetError` for wrong lengths, shapes or seeds, partial episodes, and NaN or infinite rewards."""
+    """Raise `DatasetError` for wrong lengths, shapes, seeds or env ids, partial episodes, NaN and infinite rewards."""
     steps, count, offsets = len(episodes.reward), len(episodes), episodes.offsets
     expected = layout.arrays(steps, count)
     columns = columns_of_shard(layout, [episodes])

@@ -45,7 +45,7 @@ class StoreWriter(Closable):
 
     Args:
         folder: created with its parents if missing.
-        head: result of `make_head`. With `resume`, None keeps the folder's head.
+        head: result of `make_head`. With `resume`, the folder's head stays, and None accepts any head.
         resume: continue a data set whose spaces and job are as in `head`. Uncommitted data are removed.
         reopen: with `resume`, allow a complete data set. The data set is then incomplete until `end`.
         overwrite: remove a data set in the folder.
@@ -133,7 +133,7 @@ class StoreWriter(Closable):
             return
         if not isinstance(several, EpisodeBatch):
             several = pack(several)
-            # The caller may reuse the arrays before the commit. `pack` copies all columns except `obs`.
+            # `pack` copies all columns except `obs`.
             several = replace(several, obs_parts=[nest.map(np.array, part) for part in several.obs_parts])
         batch = self._numbered(several)
         layout = EpisodeLayout.of(batch)
@@ -170,10 +170,10 @@ class StoreWriter(Closable):
         return episodes
 
     def commit(self, *, failed: dict[str, int] | None = None, state: Any = None) -> None:
-        """Write the added episodes as a shard, and append its line to the manifest.
+        """Write the added episodes as shards, and append the shards' lines to the manifest.
 
-        `failed` counts failures since the last commit, by kind. `state` is any value that JSON can express. The
-        manifest stores it for the next writer.
+        `failed` counts failures since the last commit, by kind. The manifest stores `state`, any value that JSON
+        can express, for the next writer.
 
         Raises `DatasetError` if the disk is full (`commit` can be retried). Before writing, raises
 
@@ -232,9 +232,9 @@ class StoreWriter(Closable):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Make the writer unusable if the disk may differ from this object.
+        """Make the writer unusable after an unexpected exception, such as Ctrl-C, or an `append` that cannot be undone.
 
-        The disk may differ after an unexpected exception, such as Ctrl-C, or if a failed `append` cannot be undone.
+        The disk may then differ from this object.
         """
         self._broken = _INTERRUPTED
         try:
@@ -315,7 +315,7 @@ def _resume(
 ) -> Manifest:
     """Check the data set in a locked folder, then remove uncommitted shards.
 
-    Raises `DatasetError` before any change.
+    Raises `DatasetError` before any change if the data set is damaged or settings differ.
     """
     before = read_head(folder)
     if head is not None and (found := head_changes(before, head)):

@@ -147,7 +147,7 @@ def test_envs_that_are_passed_stay_open(backend: Any) -> None:
         for _ in range(2):
             assert collector.evaluate(3, eval_env=other).returns.tolist() == [14.0] * 3
         assert not other.is_closed
-        with pytest.raises(ValueError, match=r"it was made with a vector env or env, not with functions .* eval_env="):
+        with pytest.raises(ValueError, match=r"you passed a vector env or env, not functions .* eval_env="):
             collector.evaluate(3)
 
 

@@ -1,7 +1,4 @@
-"""`Backend`: interface through which `vecenv.engine` runs envs.
-
-The arena is the memory of a batch, with a row per env.
-"""
+"""`Backend`: interface through which `vecenv.engine` runs envs."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Taken(NamedTuple):
 
 
 NO_EXTRAS = Taken({})
-"""Rounds without extras return this object, so do not change its dict."""
+"""Shared result of rounds without extras and infos. Do not change its dict."""
 
 
 class WorkerInfo(NamedTuple):
@@ -52,7 +49,7 @@ class EnvCall:
         self.ids, self.op = ids, op
         self.found: dict[int, Any] = {} if values is None else dict(zip(ids, values, strict=True))
         self.discarded = False
-        """True if no answer will come, because the call was interrupted."""
+        """True if no further answer will come, because `resynchronise` has discarded the call."""
 
     def done(self) -> bool:
         return len(self.found) == len(self.ids) or self.discarded
@@ -87,7 +84,7 @@ class Backend(ABC):
     Every backend guarantees:
 
     - Every operation is answered exactly once: by a row, with an `Extra` if needed, or by a Failure.
-    - If a worker dies during `wait`, the worker's envs are answered within 0.1 s.
+    - If a worker dies during `wait`, each of the worker's envs is answered by a Failure.
 
     A KeyboardInterrupt may end a method at any bytecode. The engine's next call is then `resynchronise` or `close`.
     """
@@ -100,9 +97,9 @@ class Backend(ABC):
     hosts_here: bool = False
     """True if envs may run in this process, and may share objects with the caller."""
     copies: bool = True
-    """True if reset options, arguments and results of envs in this process are copied.
+    """True if reset options, and arguments and results of `call`, are copied for envs in this process.
 
-    The gymnasium and SB3 facades set this to False, because gymnasium and SB3 do not copy.
+    The gymnasium and SB3 facades set this to False, because these libraries do not copy.
     """
     arena: Arena
 
@@ -124,19 +121,20 @@ class Backend(ABC):
         """Make the envs and return their reports. Raises the errors of constructors; the engine then calls `close`.
 
         If `num_workers` is None, the backend chooses. If `eager`, a worker answers for each env right after the env's
-        step, and otherwise for all its envs together.
+        step, else for all envs together.
         """
 
     @abstractmethod
     def bind(self, layout: Layout) -> Arena:
-        """Allocate the arena, and return this process's view."""
+        """Allocate the arena for envs with this layout, and return it."""
 
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
         """Prepare payloads (actions and arguments that do not fit the arena), before any side effect of the round.
 
-        `actions`: rows (k, ...) for the arena, or None. Raises TypeError or ValueError if a payload cannot be sent.
+        `actions`: rows (k, ...) for the arena, or None. Raises TypeError, ValueError or RuntimeError if the round
+        cannot run.
         """
         resets = np.equal(ops, opcodes.RESET_KWARGS)
         if self.copies or not resets.any():
@@ -148,7 +146,7 @@ class Backend(ABC):
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        """Start an operation on the idle envs `ids` (`None` for all). `ops`: an opcode, or a uint8 array (k,)."""
+        """Start an operation on the idle envs `ids` (`None`: all). `ops`: an opcode, or uint8 opcodes (k,)."""
 
     @abstractmethod
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
@@ -159,11 +157,11 @@ class Backend(ABC):
 
     @abstractmethod
     def take(self, ids: Sequence[int] | None) -> Taken:
-        """Return the results of envs that have answered (`None` for all). These envs become idle."""
+        """Return the results of the envs `ids` (`None`: all), which have answered. These envs become idle."""
 
     @abstractmethod
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
-        """Start `ENV_CALLS[op]` on idle envs, in parallel. `args` has a tuple per env."""
+        """Start `ENV_CALLS[op]` on the idle envs `ids`. `args` has a tuple of arguments per env."""
 
     def resynchronise(self, deadline: float) -> None:
         """Make all envs idle after an interrupted call: discard operations, answers and calls.
@@ -199,14 +197,13 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self, timeout: float) -> list[str]:
-        """End all workers within `timeout` seconds, by force if needed. Return a line for each problem.
+        """End all workers, after `timeout` seconds by force if possible. Return a line for each problem.
 
         May be called in any state, twice, from any thread, or from a signal handler.
         """
 
 
 def _copy_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the dict of reset arguments and dicts in it (`options`), but no deeper values."""
     return {name: dict(value) if isinstance(value, dict) else value for name, value in kwargs.items()}
 
 

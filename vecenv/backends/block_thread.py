@@ -34,13 +34,13 @@ class Owner(Protocol):
     looks: bool
 
     def wake(self) -> None:
-        """Wake the caller if its wait is over."""
+        """Wake the caller of `ThreadBackend.wait` if the wait is over."""
 
     def warn(self, envs: int, text: str) -> None:
         """Record a warning of a thread with `envs` envs. The next `take` shows it."""
 
     def note_end(self, block: BlockThread, error: BaseException) -> None:
-        """Record that the thread has ended with an error of vecenv."""
+        """Record that the thread of `block` has ended with `error`."""
 
 
 class BlockThread(Watched):
@@ -115,7 +115,7 @@ class BlockThread(Watched):
             numbers: list[int] = self._host.progress
             if self.line is numbers:
                 self.line = numbers.copy()
-            # The host writes to this list before it uses an env. The IndexError ends the thread.
+            # From now on, the host's write to this list before each use of an env raises IndexError.
             numbers.clear()
         self.work.put(None)
 

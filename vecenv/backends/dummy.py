@@ -28,7 +28,7 @@ class DummyBackend(Backend):
 
     @property
     def envs(self) -> list[Any]:
-        """Envs of the vector env, with their wrappers."""
+        """Envs, with their wrappers."""
         return [] if self._host is None else self._host.envs
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:

@@ -31,7 +31,7 @@ class EnvWorker(ABC):
     - `get_env_attr` must read the outermost wrapper, because observations must fit its `observation_space`.
     - If the env is in another process, override `call`, so that methods run there.
     - The env is lost if a method of the worker raises EOFError, ConnectionError or WorkerDiedError, or if `is_alive`
-      returns False. The env's next reset closes the worker, and calls `worker_fn` for a new one.
+      returns False. The env's next reset closes the worker, and calls `worker_fn` to make a new worker.
     """
 
     result: Any
@@ -104,7 +104,7 @@ class EnvWorker(ABC):
         """Return a frame of the env."""
 
     def is_alive(self) -> bool:
-        """Return True if the env exists. The default asks `self.process.is_alive()`, if possible."""
+        """Return True if the env exists. The default is `self.process.is_alive()`, or True without a `process`."""
         is_alive = getattr(getattr(self, "process", None), "is_alive", None)
         return is_alive is None or bool(is_alive())
 
@@ -248,9 +248,11 @@ class EnvWorkerBackend(Backend):
 
 
 def backend_maker(worker_fn: Any, backend: Any, several: bool = False) -> Callable[[], Backend]:
-    """Return a function that makes the backend. Raises TypeError unless either `worker_fn` or `backend` is valid.
+    """Return a function that makes the backend.
 
     If `several`, the result is called several times, so `backend` must be a function.
+
+    Raises TypeError unless exactly one of `worker_fn` and `backend` is given, and valid.
     """
     if (worker_fn is None) == (backend is None):
         raise TypeError(

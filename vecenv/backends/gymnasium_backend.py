@@ -5,7 +5,8 @@
     SAME_STEP   final_obs and final_info              in the same step; the result of step begins the next episode
     NEXT_STEP   result of step                        as DISABLED, or in the next step, which ignores its action
 
-In each mode, the caller gets the first and last observation of each episode once, and no reset looks like a step.
+In each mode, the caller gets the first and last observation of each episode once. A row without a step
+has reward 0 and flags False.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DIRECT = frozenset({"get_env_attr", "has_attr", "set_env_attr", "call", "wrapper
 
 
 class NativeBackend(Backend):
-    """Backend for envs that a library steps together in this process. Errors call the library's object `name`."""
+    """Backend for envs that a library's object in this process steps together. `name`: the object's name in errors."""
 
     takes_objects, hosts_here = False, True
     resets_with: tuple[str, ...] = ("seed", "options")
@@ -144,7 +145,7 @@ class GymnasiumBackend(NativeBackend):
             raise ValueError(f"{together}: pass an action for each of them, got actions for {steps.tolist()} only")
         if self.mode is not AutoresetMode.NEXT_STEP:
             if asked:
-                raise ValueError(f"{together}, so none can be reset in a step: call reset({asked}), then step")
+                raise ValueError(f"{together}, and cannot reset some of them instead: call reset({asked}), then step")
         elif asked != (over := np.flatnonzero(self.over).tolist()):
             raise ValueError(
                 f"{together}, and a step must reset exactly the envs whose episode ended in the previous step: {over}, "
@@ -162,7 +163,7 @@ class GymnasiumBackend(NativeBackend):
             if self.mode is AutoresetMode.NEXT_STEP:
                 instead += ", or let the next step reset the envs whose episode is over: step(action, reset=ids)"
             raise ValueError(
-                f"{self.name} has no reset of some envs (options['reset_mask']), got reset({asked}): {instead}"
+                f"{self.name} cannot reset only some envs (by options['reset_mask']), got reset({asked}): {instead}"
             )
         if not self.was_reset:
             raise RuntimeError(f"the first reset of {self.name} must be of all envs, got reset({asked})")
@@ -208,8 +209,8 @@ class GymnasiumBackend(NativeBackend):
     def _split_ends(self, ended: np.ndarray, infos: Infos, last_obs: dict[int, Any]) -> tuple[Any, Infos]:
         """In SAME_STEP mode, move last observations of the envs `ended` to their rows, and last infos to `infos`.
 
-        `last_obs` gets last observations that rows do not keep exactly. Return first observations and infos of the
-        next episodes.
+        `last_obs` gets last observations that lose types in a row (see `is_exact`). Return first observations and infos
+        of the next episodes.
         """
         obs, first_infos = nest.map(np.copy, self.arena.obs), list(infos)
         for i in ended.tolist():
@@ -224,7 +225,7 @@ class GymnasiumBackend(NativeBackend):
             if not is_exact(last, self._row, self._row):
                 last_obs[i] = copy_if_possible(last)
             last_info = info.pop("final_info", None)
-            # Atari's infos have no `final_info`.
+            # In AtariVectorEnv, the last info is also the first info of the next episode.
             infos[i] = info if last_info is None else last_info
         return obs, first_infos
 
@@ -251,7 +252,7 @@ class GymnasiumBackend(NativeBackend):
             options["reset_mask"] = mask
         seeds = [payloads.get(i, {}).get("seed") for i in range(self.env_num)]
         if known := [seed for seed in seeds if seed is not None]:
-            # A VectorEnv with a single random stream takes one seed only. Others derive consecutive seeds from it.
+            # Pass only the first seed if `envs` takes no list, or derives the same seeds (seed + i for env i).
             is_one = not self.resets_by_id or seeds == list(range(known[0], known[0] + self.env_num))
             arguments["seed"] = known[0] if is_one else seeds
         return arguments | ({"options": options} if options else {})
@@ -275,7 +276,11 @@ class GymnasiumBackend(NativeBackend):
         return 0.0
 
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return a value per env. Raises AttributeError if `envs` lacks `op`, ValueError if `op` needs all envs."""
+        """Return a value per env.
+
+        Raises AttributeError for a missing method or attribute, ValueError if `op` needs all envs or frames, and
+        NotImplementedError for other operations.
+        """
         n, (name, *given) = self.env_num, args[0] or (None,)
         envs = self.envs if hasattr(self.envs, "call") else self.envs.unwrapped
         if op == "seed":  # the next reset seeds the envs

@@ -4,13 +4,13 @@
 
 Three properties of EnvPool shape this class:
 
-- EnvPool resets an env in the first step, and in the step after the end of an episode. So if a round has steps and
-  resets, `pool._send` does such resets. All other resets go to `pool._reset`.
+- EnvPool resets an env in its first step, and in the step after the end of an episode. So in a round with steps and
+  resets, `pool._send` resets such envs. All other resets go to `pool._reset`.
 - A synchronous pool (`batch_size == num_envs`) mixes up two batches in flight. So at most one batch is in flight.
 - An asynchronous pool returns exactly `batch_size` results, and waits forever if fewer envs have an action. So hidden
   spare envs fill up a batch.
 
-The pool's C++ methods `_send` and `_recv` save 10 us of 95 us per step, compared with the pool's `send` and `recv`.
+The pool's C++ methods `_send` and `_recv` save 10 us of the 95 us per step of `send` and `recv`.
 """
 
 from __future__ import annotations
@@ -224,7 +224,9 @@ def quiet_spaces(pool: Any) -> tuple[Any, Any]:
 
 
 def with_infinite_bounds(space: Any) -> Any:
-    """Replace EnvPool's default bounds, because `low` (the smallest positive float) excludes negative observations."""
+    """Replace EnvPool's default bounds by infinity, because `low` (the smallest positive float) excludes negative
+    observations.
+    """
     if isinstance(space, spaces.Dict):
         return space_of(nest.map(with_infinite_bounds, tree_of(space)))
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f":

@@ -110,7 +110,6 @@ class ProcessBackend(Backend):
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        # Pickle an object once, even if several envs share it.
         blobs: dict[int, bytes] = {}
         for i, payload in payloads.items():
             if id(payload) not in blobs:
@@ -200,7 +199,7 @@ class ProcessBackend(Backend):
             self._await_rest(asked)
         if opcodes.DONE_INFO not in status:
             return self._answers.take(ids)
-        # Read the status again after each wait, because `_keep_infos` may change the status.
+        # Reread the status after each wait, because `_keep_infos` may change it.
         while (infos := self._infos.read([i for i in asked if self._status[i] == opcodes.DONE_INFO])) is None:
             self._await_rest(asked)
         return Taken(self._answers.take(ids).extras, infos)
@@ -312,7 +311,7 @@ class ProcessBackend(Backend):
         self._watchdog.discard(worker)
         self.pool.restart(worker, self._setup)
         self._transport.serves(worker)
-        for i in worker.ids:  # answers that arrived before the loss stay available
+        for i in worker.ids:  # keep the status bytes, which may announce earlier answers
             self.lost.pop(i, None)
         return worker.ids
 
@@ -326,7 +325,7 @@ class ProcessBackend(Backend):
     def close(self, timeout: float) -> list[str]:
         pool, transport = self.pool, self._transport
         problems = pool.close(timeout)
-        # Drop the arena, so that the caller's last view frees the memory.
+        # Drop the arena, which lives until the caller drops the last view.
         vars(self).clear()
         vars(transport).clear()
         self.pool, self._transport = pool, transport

@@ -10,9 +10,8 @@
                                         <-        writes the status bytes, wakes the parent if it polls
                                         <-        ANSWERS frame with results that do not fit rows, if any
 
-The shared memory has a row and a status byte per env. If actions and results fit rows, a round sends no frame (socket
-message) except INFO_SCHEMA. While both sides are awake, a round without frames makes no system call except
-`sched_yield`.
+If actions and results fit rows, a round sends no frame (socket message) except INFO_SCHEMA. While both sides are awake,
+a round without frames makes no system call except `sched_yield`.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ class ShmemServer(RoundServer):
         fence()
         self._allow(0)
         while True:
-            # Choose before the check, so that a later round of all envs wakes this poller.
+            # Choose the poller before the check, so that a later round of all envs wakes this poller.
             poller = self._pollers[self._full[0] + 1 & 1]
             if is_asked():
                 break
@@ -139,9 +138,9 @@ class ShmemServer(RoundServer):
     def _cpus(self) -> tuple[set[int], set[int]] | None:
         """CPU for the sleeping worker, and CPUs for the awake worker. `None` if binding is not needed.
 
-        The scheduler wakes a task on the CPU of its last run. With a worker per CPU, two workers may then share a CPU
-        while another CPU idles, so workers sleep on different CPUs. An awake worker is not bound, so that programs
-        share CPUs fairly. Computed at the first sleep, because env constructors may change the allowed CPUs.
+        The scheduler wakes a task on the CPU of its last run. Two workers could wake on the same CPU while a CPU idles,
+        so workers sleep on different CPUs. An awake worker is not bound, so that programs share CPUs fairly. Computed
+        at the first sleep, because env constructors may change the allowed CPUs.
         """
         cpus = (allowed_cpus() if binds_to_cpus() else None) or set()
         if not 1 < len(cpus) <= self._num_workers:
@@ -167,9 +166,9 @@ class ShmemServer(RoundServer):
         return self.load_payload(j, op, self._payloads.pop(j))
 
     def _answer(self, ids: Sequence[int], extras: dict[int, Extra]) -> None:
-        """Write status bytes, then send extras, so that the parent reads while this worker still sends.
+        """Write status bytes, then send extras, so that the parent reads extras while this worker sends them.
 
-        Store each status byte once. A copy of all bytes could store a byte twice, and overwrite the next opcode.
+        Store each status byte once. A block copy could store a byte twice, and overwrite the parent's next opcode.
         """
         payload = self.pickled_extras(extras) if extras else b""
         if not IN_ORDER:
@@ -235,7 +234,7 @@ class ShmemTransport(Transport):
         for worker in self._pool.workers if payloads else ():
             if worker.alive and (mine := worker.pickle_own(payloads)):
                 self._pool.request(worker, messages.PAYLOADS, 0, mine)
-        # An index array writes each byte once. A slice could write twice, and overwrite a fast worker's answer.
+        # An index array writes each byte once. A slice could write a byte twice, and overwrite a fast worker's answer.
         self._status[self._all_ids if ids is None else ids] = ops
         if not IN_ORDER:
             fence()

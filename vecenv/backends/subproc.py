@@ -34,10 +34,10 @@ class SubprocServer(RoundServer):
         ROUND    opcode of each env of the worker, uint8 | autoreset seed of each env, int64 |
                  action row of each env, array after array | pickled payloads
         ANSWERS  status byte of each env of the worker, uint8 | row of each env that has answered, array after array |
-                 last observation of each env that was reset after its last step, array after array |
-                 used bytes per info row, uint16 | info row of each env that has one | pickled extras
+                 last observation of each env that was reset by an autoreset, array after array |
+                 used bytes per info row, uint16 | info row (if any) of each env | pickled extras
 
-    Payloads and extras are values that do not fit a row. If no env has an info row, the uint16 is absent too.
+    Payloads and extras are values that do not fit a row. If no env has an info row, the uint16 is absent.
     """
 
     def bind(self, layout: Layout) -> None:
@@ -98,9 +98,9 @@ class _Block(NamedTuple):
     status: memoryview
     actions: list[memoryview]
     outputs: list[tuple[memoryview, slice]]
-    """Memory of each output array, and its place (bytes) in an ANSWERS frame with all envs of the worker."""
+    """Memory of each output array, and its slice of bytes in an ANSWERS frame with all envs of the worker."""
     size: int
-    """Size of this frame in bytes, without last observations, infos and extras."""
+    """Bytes of such a frame, without last observations, infos and extras."""
 
 
 class SubprocTransport(Transport):

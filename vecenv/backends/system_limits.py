@@ -57,7 +57,7 @@ def _quota_of(group: str) -> float | None:
 
 
 def available_memory() -> int | None:
-    """Return the bytes that can be allocated before the system kills processes, or `None` if unknown."""
+    """Return the bytes that can be allocated before processes are killed (macOS: all memory), or `None` if unknown."""
     grants = _free_memory(), *map(_memory_of, _control_groups("memory"))
     return min((number for number in grants if number is not None), default=None)
 

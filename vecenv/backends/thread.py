@@ -1,7 +1,7 @@
 """`ThreadBackend`: steps envs in threads, for envs that wait or release the interpreter lock.
 
     engine -- send, call --> work queue of a thread --> BlockThread: its envs (a block) write into a separate arena
-    engine <-- wait, take -- arena of the batch     <-- copies its rows there, wakes the caller if its wait is over
+    engine <-- wait, take -- arena of the batch     <-- BlockThread: copies rows there, wakes the caller
 
 A thread cannot be killed. The backend abandons a thread that hangs, and discards its later results.
 """
@@ -34,7 +34,7 @@ from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerDiedError, Worker
 from vecenv.portability import IN_ORDER
 
 LONGEST_SLEEP = 60.0
-"""Seconds, because the system rejects very long timeouts."""
+"""Maximum seconds per sleep, because the system rejects very long timeouts."""
 SHARED_SPINS, SPARE_SPINS = 50, 1000
 """Number of checks for answers before the caller sleeps, without and with a spare CPU."""
 
@@ -55,7 +55,7 @@ class ThreadBackend(Backend):
         self._ended: deque[tuple[BlockThread, BaseException]] = deque()
         self._closing = False
         self.looks = False
-        """True if there is a CPU per thread. Then, without interpreter lock, threads and caller first busy-wait."""
+        """True if there is a CPU per thread. If so, and without interpreter lock, waits begin with a busy-wait."""
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -116,7 +116,7 @@ class ThreadBackend(Backend):
             new.abandon()
             raise
         new.bind(self._layout, self.arena.block(new.start, new.stop), self._answers)
-        for i in new.ids:  # answers that arrived before the loss stay available
+        for i in new.ids:  # keep the status bytes, which may announce earlier answers
             self.lost.pop(i, None)
         return new.ids
 
@@ -161,7 +161,7 @@ class ThreadBackend(Backend):
                     f"threads cannot be killed. It is at\n{block.stack()}"
                 )
             problems += block.problems
-        # Drop the arena, so that the caller's last view frees the memory.
+        # Drop the arena, which lives until the caller drops the last view.
         vars(self).pop("arena", None)
         vars(self).pop("_answers", None)
         return problems
@@ -215,7 +215,7 @@ class ThreadBackend(Backend):
     def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
         check_at = self._watchdog.start()
         while True:
-            # Set both before calling `done`, so that a later answer wakes this call.
+            # Set both attributes before calling `done`, so that any later answer ends the sleep below.
             self._wakeups = SimpleQueue()
             self._done = done
             if not has_gil():

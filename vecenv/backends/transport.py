@@ -38,7 +38,7 @@ class Transport(ABC):
 
     @abstractmethod
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
-        """Busy-wait for results, and return `done()`. May return False at once if `last_wait` (seconds) was long."""
+        """Busy-wait, and return `done()`. May return False without a wait if `last_wait` (seconds) was long."""
 
     def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
         """Prepare the parent to sleep. Return the function to check in place of `done`."""

@@ -1,7 +1,4 @@
-"""Convert the actions of a batch to a tree of arrays, or to a list of actions if arrays cannot hold them.
-
-`batch_actions` casts to the dtype of the space, `uncast_actions` does not.
-"""
+"""Convert the actions of a batch to a tree of arrays, or to a list of actions if arrays cannot hold them."""
 
 from __future__ import annotations
 
@@ -29,10 +26,9 @@ class Actions:
         self.casts = True
 
     def batch(self, action: Any, ids: Sequence[int], resets: np.ndarray | None) -> Any:
-        """Return the result of `batch_actions` or `uncast_actions`.
+        """Convert `action` with `batch_actions`, or with `uncast_actions` if actions are not cast.
 
-        With `check_actions=True`, raises ValueError for an action outside its space. Envs in the mask `resets` are not
-        checked.
+        If `checks`, raise ValueError for an action outside its space, except for envs in the mask `resets`.
         """
         casts = self.casts or not self._takes_objects
         if self._layout is None and is_tree_of_batches(action, self._form):
@@ -61,7 +57,7 @@ def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
 
     Raises:
         ValueError: the number of actions or a shape is wrong (() and (1,) count as equal).
-        TypeError: a float for an integer space is not whole or out of range, or `action` is a string or set.
+        TypeError: a float for an integer space is not whole, or is out of range. `action` is a string or set.
     """
     if layout.__class__ is Leaf:
         return _array(action, ids, layout)
@@ -103,7 +99,7 @@ def is_sample(action: Any, form: Any) -> bool:
 
 
 def uncast_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
-    """Return a tree of arrays if each action has exactly the type, dtype and shape of its space, else a list."""
+    """Return a tree of arrays if each action has exactly its space's type, dtype and shape, else a list of actions."""
     is_array = action.__class__ is np.ndarray and layout.__class__ is Leaf
     if is_array and action.dtype == layout.dtype and action.shape == (len(ids), *layout.shape):
         return action
@@ -166,7 +162,7 @@ def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
 
 
 def _join_leaves(action: Any, ids: Sequence[int], layout: Any, join: Callable[..., Any], by_env: bool) -> Any:
-    """Apply `join` to each leaf. Return the tree, or None if `join` returns a list or the structure differs."""
+    """Apply `join` to each leaf. Return the tree, or `None` if `join` returns a list or the structures differ."""
     if isinstance(layout, Leaf):
         _check_count(action, ids)
         array = join(action, ids, layout)

@@ -50,7 +50,7 @@ def _env_fn_of_id(env_id: str) -> Callable[[], Any]:
 
 
 def resolve_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Return the functions. `fn.for_env(i, n)` replaces a function `fn` that has `for_env` (an `EnvCreator`)."""
+    """Replace each function `fn` that has `for_env` (an `EnvCreator`) by `fn.for_env(i, n)`."""
     n = len(env_fns)
     return [fn.for_env(i, n) if hasattr(fn, "for_env") else fn for i, fn in enumerate(env_fns)]
 
@@ -138,7 +138,7 @@ def as_ids(id: Any, n: int) -> np.ndarray:
 
 
 def _are_integers(array: np.ndarray, id: Any) -> bool:
-    """Return True if all ids are integers, also beyond 64 bits. Return False for a list with a bool."""
+    """Return True for integers, which may exceed 64 bits, and False for a list with a bool."""
     if isinstance(id, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in id):
         return False
     if array.dtype == object:
@@ -186,7 +186,7 @@ def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, 
 def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
     """Return `autoreset` for `k` envs as a bool, or as an int64 array of k seeds (-1: no seed).
 
-    Raises TypeError or ValueError for other values.
+    Raises TypeError for other types, and ValueError for a wrong seed or number of seeds.
     """
     if autoreset is None or isinstance(autoreset, (bool, np.bool_)):
         return bool(autoreset)
@@ -208,7 +208,7 @@ def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
 
 
 def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np.ndarray | None, list[int]]:
-    """Return the ids of a call of `step` or `send` (`None`: all), and among these the ids to reset."""
+    """Return the ids of the envs in a `step` or `send` (`None`: all), and the ids of the envs to reset."""
     reset = tensor_on_host(kwargs.get("reset"))
     if action is None:
         ids = np.zeros(0, np.int64) if reset is None else as_ids(reset, n)
@@ -286,7 +286,7 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
 
 
 def option_meant(name: str, *takers: type[Any]) -> str | None:
-    """Return the constructor argument that is most like `name`, or None."""
+    """Return the constructor argument that is most like `name`, or `None`."""
     return _closest(name, sorted(_argument_names(takers)))
 
 

@@ -1,13 +1,12 @@
 """`Engine`: runs rounds on the envs of a backend. A round is one operation (step or reset) of some envs.
 
 BaseVectorEnv, facades, collectors
-    |  exchange / send, receive / reset / call / close
+    |  exchange, send, receive, reset
 Engine: checks, status bytes, recovery, results, counters
-    |  start / bind / send / wait / take / call / restart / close
+    |  send, wait, take
 Backend: envs in this process, in threads, in worker processes, ...
 
-A facade has the interface of gymnasium or SB3. An env is in flight from the start of its operation until the caller
-gets the result.
+An env is in flight from the start of its operation until the caller gets the result.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ HOLD_MEMORY = ["arena", "results", "recovery", "status", "calls", "backend"]
 class Engine:
     """Core of a vector env.
 
-    `send` starts a round, and `receive` returns results. `step` and `exchange` do both. Only one thread may use an
-    engine, but a second thread may call `close`, `alive`, `stats` and `status.waiting_ids`. See `BaseVectorEnv` for the
-    arguments.
+    `send` starts a round, and `receive` returns results. `step` and `exchange` do both. Only one thread at a time may
+    use an engine, but other threads may call `close`, `alive` and `stats`, and read `status.waiting_ids`. See
+    `BaseVectorEnv` for the arguments.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Engine:
         action_spaces = [report.action_space for report in self.reports]
         self.actions = Actions(layout.action, action_spaces, backend.takes_objects, check_actions)
         self._plain_shape, self._plain_dtype = None, None
-        """Shape (n, ...) and dtype of action batches that need no conversion or check. None if each batch needs one."""
+        """Shape (n, ...) and dtype of actions that need no conversion or check. `None` if no actions qualify."""
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
             self._plain_shape, self._plain_dtype = (n, *layout.action.shape), layout.action.dtype
         spaced = any(report.observation_space is not None for report in self.reports)
@@ -96,7 +95,7 @@ class Engine:
         self.calls = EnvCalls(backend, self.recovery, self.reports, self.status, self.mark)
         self.statistics = Statistics(n)
         self._saw_end = False
-        """True if `alive` has noticed the end of a worker that is not in `backend.lost` yet."""
+        """True if `alive` has noticed the end of a worker whose envs are not in `backend.lost` yet."""
 
     def _open(self, env_fns: Sequence[Any], num_workers: int | None, check_spaces: bool, warns: bool) -> Layout:
         # `Lifetime` comes before `start`, so that an interrupted constructor leaves no process behind.
@@ -152,7 +151,7 @@ class Engine:
     def send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
         """Check and start steps of the envs `ids` (`None`: all), or resets if `action` is None.
 
-        `kwargs` are arguments for each `reset`.
+        `kwargs` are arguments of the envs' `reset`.
         """
         self._send(action, ids, reset, autoreset, kwargs)
 
@@ -162,7 +161,7 @@ class Engine:
 
     @is_one_call
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
-        """Reset the envs `ids` (`None`: all), and return (obs, info). Wait for each of them, also in async mode."""
+        """Reset the envs `ids` (`None`: all), and return (obs, info). Wait for all these envs, even with `wait_num`."""
         self.check_open()
         asked = self.all_ids if ids is None else ids.tolist()
         self._start_resets(ids, kwargs)
@@ -184,7 +183,7 @@ class Engine:
         mark.ids, mark.is_set = ids, get_ident()
 
     def abandon(self, error: BaseException | None, asked: Sequence[int] = ()) -> None:
-        """Set the mark after an exception in a wrapper or facade. Envs in flight and `asked` then need a reset."""
+        """Set the mark after an exception in a wrapper or facade. Envs in flight and envs `asked` then need a reset."""
         if not self.closed and not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
             mark = self.mark
             mark.ids = {*(mark.ids if mark.is_set else ()), *asked}

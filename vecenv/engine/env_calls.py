@@ -79,7 +79,7 @@ class EnvCalls:
 
     @is_one_call
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:
-        """Set states. A failed env then needs no reset."""
+        """Set states. These envs then need no reset, even if they had failed."""
         asked = self._status.all_ids if ids is None else ids.tolist()
         try:
             count = len(states)
@@ -94,7 +94,7 @@ class EnvCalls:
 
     @is_one_call
     def seed(self, seeds: Sequence[int | None]) -> list[int]:
-        """Seed envs and action spaces, unless their seed is `None`. Return the ids of envs to reset with the seed."""
+        """Seed envs and action spaces (`None`: no seed). Return the ids of envs that only a reset can seed."""
         chosen = [i for i, seed in enumerate(seeds) if seed is not None]
         if not chosen:
             return []
@@ -121,7 +121,7 @@ def reported(name: str, doc: str) -> Any:
 
 
 class EngineProperties:
-    """Properties of a vector env. Each is a list with an entry per env, or a list of env ids."""
+    """Properties of a vector env: lists with an entry per env, or of env ids."""
 
     action_space = reported(
         "action_space", "Action space of each env, or None. These spaces are copies, which `seed` seeds too."

@@ -30,7 +30,7 @@ os.register_at_fork(after_in_child=_disable_all)
 
 
 class Lifetime:
-    """Object that closes a backend in `close`, or when `owner` is garbage-collected (if `warns`: ResourceWarning)."""
+    """Object that closes a backend in `close`, or when `owner` is dropped (with a ResourceWarning if `warns`)."""
 
     def __init__(self, owner: Any, backend: Backend, name: str, warns: bool) -> None:
         self.pid = os.getpid()

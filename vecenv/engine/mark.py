@@ -39,9 +39,10 @@ class Mark:
         """Message of ClosedError, or None before `close`."""
 
     def is_in_use(self, frame: FrameType | None = None) -> bool:
-        """Return True if the call that set the mark still runs, or if the mark is clear.
+        """Return True if the call that set the mark still runs, or has cleared the mark meanwhile.
 
-        A call in a different thread counts as running while that thread lives, because its frames cannot be searched.
+        A call in a different thread counts as running while the thread lives, because only the current thread's
+        frames are searched.
         """
         owner = self.is_set
         return not owner or _is_elsewhere(owner) or _is_in(frame or sys._getframe(1), self)
@@ -77,7 +78,7 @@ def concurrent_call(state: str) -> ConcurrentCallError:
 
 
 def sets_mark(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Register a method that sets and clears `self.mark`, so that `_is_in` finds running calls."""
+    """Register a method that sets `self.mark` or `_in_call`, so that `_is_in` finds running calls."""
     _calls.add(method.__code__)
     return method
 
@@ -85,8 +86,8 @@ def sets_mark(method: Callable[..., Result]) -> Callable[..., Result]:
 class LayerMark:
     """Base of wrappers and facades, whose calls also change state outside the engine.
 
-    A call sets `_in_call` before the first change, and to None after the last. If an interrupt ends the call,
-    `_abandon` sets the engine's mark. After a second interrupt, the next call does this.
+    A call sets `_in_call` before the first change, and to `None` after the last change. If an interrupt ends the call,
+    `_abandon` sets the engine's mark.
     """
 
     has_many_envs = True
@@ -130,7 +131,10 @@ class LayerMark:
         self._abandon(None)
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Let the engine's next call discard the results in flight. If interrupted, keep `_in_call`, for a retry."""
+        """Let the engine's next call discard the results in flight.
+
+        Clear `_in_call` last, so that the next call retries after an interrupt.
+        """
         engine: Any = self.engine  # type: ignore[attr-defined]
         if not engine.closed:
             engine.abandon(error)
@@ -148,7 +152,7 @@ def _is_in(frame: FrameType | None, owner: Mark | LayerMark) -> bool:
 
 
 def is_one_call(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Wrap a method that sets the mark: first recover from an interrupted call, finally clear the mark."""
+    """Wrap a method that sets the mark. First recover from an interrupted call. After success, clear the mark."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Result:

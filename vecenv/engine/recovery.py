@@ -21,11 +21,14 @@ from vecenv.errors import VectorEnvError
 
 WINDOW = 60.0
 logger = logging.getLogger("vecenv")
-logger.addHandler(logging.NullHandler())  # silent unless the program configures logging
+logger.addHandler(logging.NullHandler())
 
 
 def is_repeated(info: Mapping[str, Any]) -> bool:
-    """Return True if on_error="restart" made this info for a failed step, whose row repeats the last observation."""
+    """Return True if on_error="restart" made `info` or its `final_info` for a failed step.
+
+    Such a step repeats the previous observation.
+    """
     last = info.get("final_info", info)
     return isinstance(last, Mapping) and last.get("restarted") is True and "error" in last
 
@@ -34,8 +37,8 @@ class Recovery:
     """Errors of failed envs until their reset, and the budget of restarts.
 
     With on_error="restart", a failed step becomes a truncated row with reward 0, and a failed reset is retried. Each
-    env has a budget of `max_restarts` failures per minute. If a worker ends, the env that was running is charged. If
-    none was running, all failed envs of the worker are charged.
+    env has a budget of `max_restarts` failures per minute. If a worker ends, its envs are lost, and the env that was
+    running is charged. If no env was running, all failed envs of the worker are charged.
     """
 
     def __init__(self, backend: Backend, on_error: Any, max_restarts: Any, mark: Mark) -> None:
@@ -50,7 +53,7 @@ class Recovery:
         self.errors: dict[int, BaseException] = {}
         self._traces: dict[int, tuple[BaseException, TracebackType | None]] = {}
         self.rows: dict[int, Extra] = {}
-        """Truncated rows, by env id, that answer steps of failed envs. The caller has not received these rows yet."""
+        """Truncated rows, by env id, that answer steps of failed envs, until the caller receives these rows."""
         self.restarts = 0
         self.absorbed = 0
         self.resets: dict[int, dict[str, Any]] = {}
@@ -93,7 +96,7 @@ class Recovery:
             raise error.with_traceback(trace)
 
     def restart_lost(self, asked: Iterable[int]) -> None:
-        """Restart the lost envs in `asked` before a reset. Raise a constructor's error unless the budget absorbs it."""
+        """Restart the lost envs in `asked` before a reset. Retry failing constructors within the budget, then raise."""
         if not self._backend.lost:
             return
         for i in asked:
@@ -141,9 +144,9 @@ class Recovery:
         return ids[~failed], ops[~failed]
 
     def absorb_failures(self, extras: dict[int, Extra], answered: Collection[int]) -> list[int]:
-        """Absorb failures within the budget. Return the ids of envs whose failure raises.
+        """Absorb failures within the budget. Return the ids of envs whose failure must be raised.
 
-        `answered`: envs with a row of `answer_failed`.
+        `answered`: envs that `answer_failed` has answered.
         """
         failed, resets = [], self.resets
         for i, extra in extras.items():
@@ -220,7 +223,7 @@ class Recovery:
         return Extra(info={"restarted": True, "error": f"{type(error).__name__}: {error}"})
 
     def _may_absorb(self, i: int) -> bool:
-        """Charge a failure to the budget of env i."""
+        """Charge a failure to the budget of env i. Return False if no budget is left."""
         if not self.absorbs or self._is_spent(i):
             return False
         self._times.setdefault(i, deque(maxlen=self._max_restarts)).append(time.monotonic())

@@ -1,4 +1,4 @@
-"""Build batches from the arena and extras (parts that do not fit)."""
+"""Build batches from the arena and extras (results that do not fit the arena)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ StepById = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str,
 class Results:
     """Builder of the batches that an engine returns (copies, or views of the arena).
 
-    `spaced` is False if no env has an observation space. Then observations are stacked until their shapes first differ.
+    `spaced` is False if no env has an observation space. Such observations are stacked until their shapes first differ.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Results:
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._obs_array = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._has_views = not (self._objects or self.splits or self._unspaced)
-        """True if the arena holds a batch of all envs in the caller's form."""
+        """True if the arena's arrays are the batch of all envs that the caller gets."""
         self._copied_columns: tuple[np.ndarray, ...] | None = None
-        """Arrays whose copies are a batch of all envs, or None if a batch needs more work (dict observations)."""
+        """Arrays whose copies are a batch of all envs. `None` without `copy`, or if a batch needs more than copies."""
         if copy and self._has_views and self._obs_array is not None:
             self._copied_columns = self._obs_array, arena.reward, arena.terminated, arena.truncated
         self._reward_shape: tuple[int, ...] | None = None
@@ -63,7 +63,7 @@ class Results:
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
         self.repeats_objects = recovery.absorbs
-        """True to copy observation objects, because with on_error="restart", two batches may have the same object."""
+        """True if objects in observations are copied, because on_error="restart" repeats an object in two batches."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
         return *self._columns(ids, taken.extras), self.infos.rows(asked, taken)
@@ -128,7 +128,7 @@ class Results:
         return vectors
 
     def _wrong_rewards(self, asked: Sequence[int], extras: Mapping[int, Extra], unstepped: Any) -> dict[int, Extra]:
-        """Return a failure for each reward with a different shape than the first reward (perhaps of another worker)."""
+        """Return a failure for each reward that differs in shape from the first (perhaps another worker's) reward."""
         if self._reward_shape == ():  # an env without an extra has a scalar reward
             asked = [i for i, extra in extras.items() if extra.reward is not None]
         shapes: dict[int, tuple[int, ...]] = {}
@@ -216,7 +216,7 @@ class ReturnedInfos:
         self.own_env_ids: dict[int, Any] = {}
         """By env id: value that the env itself has put under "env_id" in its last info."""
         self.final_obs: dict[int, tuple[Any, Any]] = {}
-        """By env id: `final_obs` in the last batch, and the env's own observation (None if the types are equal)."""
+        """By env id: `final_obs` in the last batch, and the env's observation (`None` if both have the same types)."""
 
     def rows(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
         if self.own_env_ids or self.final_obs:
@@ -269,14 +269,14 @@ KEPT_ROUNDS = 1024
 
 
 class Statistics:
-    """Counters of an engine. The engine writes the attributes directly, to save function calls."""
+    """Counters that the engine writes directly, to save function calls."""
 
     def __init__(self, n: int) -> None:
         self._n, self.rounds, self.resets = n, 0, 0
         self.left_out = 0
         """Number of envs that were neither stepped nor reset, summed over all rounds."""
         self.call_seconds = self.wait_seconds = 0.0
-        """Seconds in calls of the engine, and the part of them in `Backend.wait`."""
+        """Seconds in calls of the engine, and the part in `Backend.wait`."""
         self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
 
     def _last_rounds(self) -> list[float]:

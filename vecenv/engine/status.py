@@ -53,7 +53,7 @@ class EnvStatus:
         return sorted({*self._mark.ids, *self._busy_ids()})
 
     def recover(self, caller: FrameType) -> None:
-        """Discard the results in flight, and clear the mark. The envs in flight then need a reset.
+        """Discard results in flight, and clear the mark. Envs in flight or in the interrupted call then need a reset.
 
         Raises ConcurrentCallError if the marked call still runs. If `recover` is interrupted, the mark stays set.
         """
@@ -70,7 +70,7 @@ class EnvStatus:
         mark.is_set, mark.cause = False, SIGNAL
 
     def enough(self, need: int) -> Callable[[], bool]:
-        """Return a fast function that tells whether at least `need` envs have answered."""
+        """Return a fast function that tells whether `need` envs have answered."""
         status, all_done = self.bytes, self._all_done
 
         def enough() -> bool:
@@ -86,7 +86,7 @@ class EnvStatus:
         return lambda: all(status[i] >= opcodes.DONE for i in asked)
 
     def finished_ids(self) -> np.ndarray:
-        """Return the ids of envs that have answered, in the order of the `send` calls. In async mode, they ascend."""
+        """Return the ids of envs that have answered, in the order of the `send` calls. In async mode, ids ascend."""
         order, self.rounds_in_flight = self.rounds_in_flight, []
         if not self.is_async:
             parts = [np.arange(self._n) if part is None else part for part in order]

@@ -32,8 +32,8 @@ class AgentSpaces:
     """Spaces of all agents of an env, in the order of `agents`. `kind` is "aec" or "parallel".
 
     `mask_size` maps each agent with Discrete actions to the length of its action mask. If the env puts this mask into
-    the agent's observation, `observation[agent]` is the space of the other keys, without a Dict around a sole
-    "observation".
+    the agent's observation, `observation[agent]` is a Dict space of the other keys, or if the only other key is
+    "observation", the space of this key.
     """
 
     def __init__(self, env: Any, kind: str, agents: Sequence[Any] | None) -> None:
@@ -130,7 +130,7 @@ def _agents_of(env: Any, kind: str, given: Sequence[Any] | None) -> list[Any]:
 
 
 def zeros(layout: Any, *batch: int) -> Any:
-    """Return zeros (*batch, *shape) per leaf, for an absent agent. Leaves without a fixed shape are None."""
+    """Return zeros (*batch, *shape) per leaf, for an absent agent. Leaves without a fixed shape become `None`."""
 
     def zero(leaf: Any) -> Any:
         return np.zeros((*batch, *leaf.shape), leaf.dtype) if isinstance(leaf, Leaf) else np.full(batch, None)[()]
@@ -141,8 +141,8 @@ def zeros(layout: Any, *batch: int) -> Any:
 class AgentActions:
     """Converter that checks the caller's actions and batches them for the engine.
 
-    The caller passes a dict with a batch per agent. With `single`, only one agent moves in each env, and the caller
-    passes one batch with an action per env.
+    The caller passes a dict with a batch per agent. With `single` (one agent moves in each env), the caller passes
+    one batch with an action per env.
     """
 
     def __init__(self, known: AgentSpaces, num_envs: int, single: bool, check_legal: bool) -> None:
@@ -169,7 +169,7 @@ class AgentActions:
         self._acts[ids] = False
 
     def batch(self, actions: Any, ids: np.ndarray) -> Any:
-        """Check the actions for the envs `ids`. Return arrays or a list with one per env. Missing agents get zeros."""
+        """Check the actions for the envs `ids`. Return arrays, or a list with one per env. Missing agents get zeros."""
         acting, asked = self._acts[ids], ids.tolist()
         if self._single:
             batch = _batch_of_agent(actions, asked, self._layouts[self._known.agents[0]], "action of the agent to move")
@@ -224,7 +224,7 @@ def _batch_of_agent(batch: Any, asked: list[int], layout: Any, path: str) -> Any
             by_env = batch_actions(batch, asked, layout)
             if not isinstance(by_env, list):
                 return by_env
-        fitting = batch_actions({path: batch}, asked, {path: layout})  # a bare tuple means one action per env
+        fitting = batch_actions({path: batch}, asked, {path: layout})  # a bare tuple could be one action per env
     except (ValueError, TypeError) as error:
         raise type(error)(f"{path}: {error}") from None
     if isinstance(fitting, dict):

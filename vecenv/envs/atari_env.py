@@ -33,20 +33,20 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         game: a ROM of ale-py, such as "breakout", "Breakout" or "ALE/Breakout-v5".
         num_envs: number of envs.
         autoreset_mode: NEXT_STEP or SAME_STEP. DISABLED raises ValueError, because ALE always resets.
-        kwargs: ALE's arguments and defaults: `repeat_action_probability=0.0`, `reward_clipping=True`,
+        kwargs: ALE's other arguments, with ALE's defaults: `repeat_action_probability=0.0`, `reward_clipping=True`,
             `use_fire_reset=True`, ...
 
-    Observations are uint8 (n, stack_num, img_height, img_width). With `batch_size` below `num_envs`, row k of a batch
-    and of the next actions is for env `infos["env_id"][k]`. After `reset(options={"reset_mask": mask})`, rows of envs
-    outside `mask` repeat their latest results.
+    Observations are uint8 (n, stack_num, img_height, img_width), or (..., 3) with `grayscale=False`. With `batch_size`
+    below `num_envs`, row k of a batch and of the next actions is for env `infos["env_id"][k]`. After
+    `reset(options={"reset_mask": mask})`, rows of envs outside `mask` repeat their latest results.
 
     Differences from ALE's class:
         - Rewards are float64.
         - `infos` has a mask `_key` for each `key`. In SAME_STEP mode, `final_obs` is an object array. `final_info` is
           empty, because ALE drops the infos of an episode's last step.
         - A seed is an int s (env i gets s + i) or a list with a seed per env. Seeds are taken modulo 2**31.
-        - Discrete actions outside the space raise ValueError, because ALE would hang. A wrong shape raises ValueError,
-          a wrong dtype TypeError.
+        - Actions of a wrong shape raise ValueError. So do Discrete actions outside the space, because ALE would hang.
+          Discrete actions that are not integers raise TypeError.
         - A reset never returns results of earlier steps. So with `batch_size` below `num_envs`, a second reset of all
           envs makes new envs.
         - Calls in a wrong order raise gymnasium's ResetNeeded, AlreadyPendingCallError, NoAsyncCallError or
@@ -95,7 +95,7 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         if self._was_sent:
             raise AlreadyPendingCallError("reset() was called while a step is waiting for its recv()", "send")
         if self._in_flight and mask is None:
-            # New envs, because ALE would return results in flight as results of the reset.
+            # ALE would return results in flight as results of the reset.
             self.ale = AtariVectorEnv(**self._arguments).ale
         obs, infos = super().reset(seed=seed, options=None if mask is None else {"reset_mask": mask})
         self._was_reset = True

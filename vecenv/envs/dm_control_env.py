@@ -35,7 +35,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def begin_rendering() -> None:
-    """Record that this process renders. Raise RuntimeError if its parent rendered before a fork: OpenGL would hang."""
+    """Record that this process renders. Raise RuntimeError if the parent rendered before a fork (OpenGL would hang)."""
     global _rendered
     if _rendered_before_fork:
         raise RuntimeError(
@@ -46,7 +46,7 @@ def begin_rendering() -> None:
 
 
 def choose_gl() -> None:
-    """Set MUJOCO_GL on Linux without a display: the first of `egl`, `osmesa` and `disabled` that can be loaded.
+    """Set MUJOCO_GL on Linux without a display, to the first of `egl`, `osmesa` and `disabled` that can be loaded.
 
     Do nothing if MUJOCO_GL is set or dm_control is imported.
     """
@@ -72,7 +72,7 @@ _MAX_SEED = 2**32
 
 
 class DMControlEnv(gymnasium.Env):
-    """Gymnasium env for a task of dm_control's suite (arguments and keys of torchrl's DMControlEnv).
+    """Gymnasium env for a task of dm_control's suite, with arguments and observation keys of torchrl's DMControlEnv.
 
     Arguments:
         domain, task: for example "cartpole" and "swingup". `DMControlEnv.available_envs` is {domain: tasks}.
@@ -87,9 +87,9 @@ class DMControlEnv(gymnasium.Env):
         task_kwargs, environment_kwargs: arguments of dm_control's `suite.load`.
 
     Observations are dicts of float64 arrays (and "pixels"). Scalars have the shape (1,). An episode that ends with a
-    discount below 1 is `terminated`, otherwise `truncated` (as in dm_env). A step outside of an episode raises
+    discount below 1 is `terminated`, otherwise `truncated` (as in dm_env). A step outside an episode raises
     RuntimeError, because dm_control would silently start an episode. `reset(seed=s)` starts the same episode as
-    `task_kwargs={"random": s}`, except in lqr (random models).
+    `task_kwargs={"random": s}`, except in lqr, where `task_kwargs` also changes the model.
 
     On Linux without a display, this class sets MUJOCO_GL to "egl", "osmesa" or "disabled", unless you set it. Raises
     RuntimeError if rendering fails, and ImportError without dm_control: `pip install 'vecenv[dmcontrol]'`, on Python

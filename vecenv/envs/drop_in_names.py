@@ -26,12 +26,13 @@ NEXT = "next"
 class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
     """Wrapper that offers a Box action space as MultiDiscrete (as in tianshou).
 
-    The choices 0, 1, ... of a dimension are evenly spaced values from low to high. The values are float64 if all
-    dimensions have the same number of choices, and otherwise have the Box's dtype.
+    The choices 0, 1, ... of a dimension stand for evenly spaced values from low to high. The values are float64,
+    or have the Box's dtype if the numbers of choices differ.
 
     Arguments:
-        env: an env with a Box of floats, shape (d,) and finite bounds. Others raise TypeError or ValueError.
-        action_per_dim: number of choices per dimension, as an int for all or a list.
+        env: its action space is a Box of floats, with shape (d,) and finite bounds. Other spaces raise TypeError
+            or ValueError.
+        action_per_dim: number of choices per dimension: an int for all dimensions, or a list.
 
     >>> env = ContinuousToDiscrete(gymnasium.make("Pendulum-v1"), action_per_dim=5)
     >>> env.action_space, env.action(np.array([1]))
@@ -74,7 +75,7 @@ class MultiDiscreteToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
     The actions 0, 1, 2, 3, ... stand for [0, 0], [0, 1], [0, 2], [1, 0], ... of MultiDiscrete([2, 3]).
 
     Arguments:
-        env: an env with a MultiDiscrete of shape (d,). Others raise TypeError or ValueError.
+        env: its action space is a MultiDiscrete of shape (d,). Other spaces raise TypeError or ValueError.
 
     >>> env = MultiDiscreteToDiscrete(ContinuousToDiscrete(gymnasium.make("Pendulum-v1"), 5))
     >>> env.action_space, env.action(3)
@@ -153,7 +154,7 @@ class _MadeByCreators(BaseVectorEnv):
         super().__init__(self._creators, lazy=lazy, **options)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """Replace these `create_env_fn` arguments at the next start. Raises ValueError for a list of wrong length."""
+        """Change arguments of `create_env_fn` for the next start. Raises ValueError for a list of wrong length."""
         n = len(self._creators)
         # Update copies first, so that wrong arguments change no creator.
         variants = [creator.make_variant() for creator in self._creators]
@@ -166,16 +167,17 @@ class _MadeByCreators(BaseVectorEnv):
 
 
 class ParallelEnv(_MadeByCreators, ShmemVectorEnv):
-    """Vector env with envs in worker processes, with the arguments of torchrl's ParallelEnv.
+    """Vector env in worker processes, with the arguments of torchrl's ParallelEnv.
 
     Use `get_env_attr("frame_skip")` for torchrl's `env.frame_skip`, `call("method")` for `env.method()`,
     `collector.rollout(env, 20)` for `env.rollout(20)`, and `ParallelVectorEnv` for PettingZoo.
 
     Arguments:
-        num_workers: number of envs. By default, there is a process per CPU.
+        num_workers: number of envs, which run in one process per CPU by default.
         create_env_fn: a function, class or `EnvCreator` that makes an env, or a list with one per env.
-        create_env_kwargs: a dict of arguments, or a list with a dict per env. Arguments of an `EnvCreator` win.
-        lazy: True: the processes start at the first use, and again after `close`. False: they start now, only once.
+        create_env_kwargs: a dict of arguments, or a list with a dict per env. Arguments of an `EnvCreator` take
+            precedence.
+        lazy: True: `start`, `reset` or `seed` starts the processes, also after `close`. False: the constructor does.
         options: options of `ShmemVectorEnv`.
 
     Raises ValueError for a list of the wrong length.
@@ -206,11 +208,12 @@ def step_mdp(
     exclude_done: bool = False,
     exclude_action: bool = True,
 ) -> dict[str, Any]:
-    """Return the values before the next step: the entries of `batch["next"]`, uncopied (as torchrl's `step_mdp`).
+    """Return the batch for the next step: the entries of `batch["next"]`, not copied (as torchrl's `step_mdp`).
 
     Arguments:
         batch: values before a step, the action, and the results under "next".
-        keep_other: add the other entries of `batch`. Entries of "next" take precedence. False: add at most the action.
+        keep_other: add the other entries of `batch`. Entries of "next" take precedence. False: add only the action,
+            unless `exclude_action`.
         exclude_reward: leave out "reward" and "rew".
         exclude_done: leave out "done", "terminated" and "truncated".
         exclude_action: leave out "action" and "act".

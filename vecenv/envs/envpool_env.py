@@ -36,20 +36,21 @@ class EnvPoolVectorEnv(BaseVectorEnv):
     """Vector env around an EnvPool pool. It can step some envs, and resets envs only if you ask.
 
     `pool` must be new, made with env_type="gymnasium", and have one player per env. Do not use `pool` afterwards. If
-    its `batch_size` is below `num_envs`, it becomes `wait_num`. A pool with `batch_size - 1` spare envs then replaces
-    `pool`, because EnvPool waits for `batch_size` results.
+    the pool's `batch_size` is below `num_envs`, `wait_num` is `batch_size`, and a pool with `batch_size - 1` spare envs
+    replaces `pool`, because EnvPool waits for `batch_size` results.
 
     Rewards are float64, and `info` has a dict per env. Reset finished envs with `reset(ids)` or
-    `step(action, reset=ids)`. Other steps raise RuntimeError (EnvPool would reset the envs). Unknown ids and wrong
-    actions (outside a Discrete space, fractions for integers, wrong shapes) raise errors, because EnvPool would crash,
-    hang or guess.
+    `step(action, reset=ids)`. A step of a finished env raises RuntimeError, because EnvPool would reset the env.
+    Unknown ids and wrong actions (outside a Discrete space, fractions for integers, wrong shapes) raise errors, because
+    EnvPool would crash, hang or guess.
 
     `seed`, `set_seed` and `reset(seed=...)` make a new pool. So after `seed` or `set_seed`, reset the envs. Seeds for
     only some envs raise ValueError. Seeds are taken modulo 2**31. Env i with seed s equals env i of
     `envpool.make(..., seed=[..., s, ...])`.
 
     The C++ envs have no Python attributes. If an env crashes, this process ends. Raises TypeError unless `pool` is a
-    pool, ValueError for several players, and ImportError without EnvPool: `pip install 'vecenv[envpool]'`.
+    pool, and ValueError for several players. Without EnvPool, `make` raises ImportError: `pip install
+    'vecenv[envpool]'`.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -122,7 +123,7 @@ class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
 class MultiThreadedEnv(MultiThreadedEnvWrapper):
     """Vector env with `num_workers` envs of EnvPool's task `env_name` (arguments of torchrl's MultiThreadedEnv).
 
-    `env_name` may begin with "ALE/". `create_env_kwargs` has arguments of `envpool.make`. Raises ValueError if it has
+    `env_name` may begin with "ALE/". `create_env_kwargs` has arguments of `envpool.make`. Raises ValueError for
     arguments that this class sets.
     """
 

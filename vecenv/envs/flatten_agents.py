@@ -23,8 +23,8 @@ def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_i
     spaces differ, or `env` has `wait_num` or `timeout`.
 
     The row of a dead agent has zeros until no agent is alive (as SuperSuit's `black_death`). The episode of a row ends:
-        own_episodes=False: at the end of the env's episode, with the agent's last flags. An agent that never
-        appeared is terminated. Returns are correct even if training uses all rows.
+        own_episodes=False: at the end of the env's episode, with the flags of the agent's last step. An agent that
+        never appeared is terminated. Returns are correct even if training uses all rows.
         own_episodes=True: when the agent dies. The zeros are a second episode, which terminates with the env's
         episode. Lengths and value targets are correct, but training must leave out rows with `active` False, as
         AgentMonitor and AgentRolloutBuffer of `vecenv.sb3` do. Raises ValueError in DISABLED mode.
@@ -33,7 +33,7 @@ def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_i
         active, bool (rows,): the agent acted in this step. `final_info` has `active` too.
         alive, bool (rows,): the agent acts in the next step.
         action_mask, bool (rows, n): legal Discrete actions.
-    Entries of agents with these names, `final_obs` or `final_info` are left out.
+    These names, `final_obs` and `final_info` are left out of agents' infos.
 
     `mask_in_obs` makes the observation a dict of `observation` and `action_mask`, so that random policies can
     draw legal actions. Raises ValueError unless actions are Discrete.
@@ -52,7 +52,7 @@ def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_i
     if own_episodes and env.autoreset_mode is AutoresetMode.DISABLED:
         raise ValueError(
             "own_episodes=True ends an agent's episode before the env's: make the ParallelVectorEnv with "
-            'autoreset_mode="next_step" or "same_step", not DISABLED, because then the caller resets whole envs'
+            'autoreset_mode="next_step" or "same_step", not DISABLED, in which the caller resets whole envs'
         )
     if mask_in_obs and not env.agent_spaces.mask_size:
         raise ValueError(f"mask_in_obs needs Discrete actions, the agents have {env.agent_spaces.action}")
@@ -92,7 +92,7 @@ class FlattenedAgents(VectorEnv):
         """Start an episode in every env, or in the envs of `options["reset_mask"]`. Return (obs, infos) of all rows.
 
         With `seed=s`, env i gets the seed s + i. A list has a seed per env or per row. With a seed per row, the first
-        agent's seed counts. The mask, bool (num_envs,), must be equal for all agents of an env.
+        agent's seed counts. The mask is bool (num_envs,), with an entry per row, equal for all agents of an env.
         """
         mask, others = split_options(options, self.num_envs)
         ids = self._selected_envs(mask)
@@ -118,7 +118,7 @@ class FlattenedAgents(VectorEnv):
         return obs, self._as_rows(rewards), terminated.reshape(-1), truncated.reshape(-1), rows
 
     def _zero_ended_rows(self, early: list[int], obs: Any, rows: dict[str, Any], infos: dict[str, Any]) -> None:
-        """Set the rows `early`, whose agents died before others, to zeros, and add final infos (SAME_STEP)."""
+        """In SAME_STEP mode, zero the rows `early` of agents that died before others, and add final infos."""
         for row in early:
             i, j = divmod(row, self._shape[1])
             info = {**self._info_of(infos["info"][i], j), "active": bool(rows["active"][row])}

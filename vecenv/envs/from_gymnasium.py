@@ -30,13 +30,13 @@ def from_gymnasium(
 ) -> NativeVectorEnv:
     """Return a BaseVectorEnv around any `gymnasium.vector.VectorEnv`, with float64 rewards and without autoreset.
 
-    Use it for a vector env that steps in C++, JAX or numpy, or for `flatten_agents`. ShmemVectorEnv is faster for
-    single envs. `close` also closes `envs`.
+    Use it for a vector env that steps in C++, JAX or numpy, or for `flatten_agents`. `close` also closes
+    `envs`.
 
     Arguments:
         autoreset_mode: mode of `envs`. Default: the mode in its metadata.
-        resets_by_id: True if `envs.reset` takes `options["reset_mask"]` and a seed per env. If it ignores the
-            mask, pass False. Default: True for the classes of gymnasium, ALE and vecenv that take both.
+        resets_by_id: True if `envs.reset` takes `options["reset_mask"]` and a seed per env. Pass False if the
+            mask is ignored. Default: True for the classes of gymnasium, ALE and vecenv that take both.
 
     `step` steps all envs. Reset finished envs in one of these ways:
 
@@ -44,7 +44,7 @@ def from_gymnasium(
     - `reset(ids)` or `step(action, autoreset=True)`, with `resets_by_id` or in SAME_STEP mode
     - `step(action, reset=ids)` with exactly the finished envs, in NEXT_STEP mode
 
-    Other calls raise ValueError before any env steps. The first reset must be of all envs.
+    Other resets raise an error before any env steps. The first reset must be of all envs.
 
     Without `resets_by_id`, `envs.reset` gets only the first seed. If `envs` raises an exception, reset all envs.
 
@@ -81,7 +81,7 @@ def _checked_mode(envs: Any, autoreset_mode: AutoresetMode | str | None) -> Auto
     if mode is None:
         raise ValueError(
             f"the metadata of {envs} have no autoreset_mode: pass autoreset_mode='NextStep', 'SameStep' or 'Disabled', "
-            "as this VectorEnv resets its envs"
+            "whichever this VectorEnv implements"
         )
     layout = common_layout([envs.single_observation_space], [envs.single_action_space])
     if layout.action is None or not all(isinstance(leaf, Leaf) for leaf in nest.leaves(layout.obs)):

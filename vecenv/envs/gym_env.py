@@ -40,8 +40,8 @@ class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
         env_name: id of a registered env, `module:id` to import `module` first, or an env. `ALE/` ids import ale_py.
         frame_skip: steps per action (fewer if the episode ends). Rewards are summed. An env that already skips this
             number of frames (Atari, gymnasium's wrappers) is not changed.
-        from_pixels: observe the rendered image. An env must have `render_mode="rgb_array"`, an id gets it.
-        pixels_only: False: keep the env's observation too, under the key "observation" unless it is a dict.
+        from_pixels: observe the rendered image. An env must have `render_mode="rgb_array"`. An id gets this mode.
+        pixels_only: False: keep the env's observation too. If it is not a dict, its key is "observation".
         render_kwargs: arguments of the env's `render`. Most envs take width and height in `kwargs` instead.
         env: an env, in place of `env_name`.
         kwargs: arguments of `gymnasium.make`.

@@ -12,7 +12,9 @@ from vecenv.engine.arguments import check_seed, spread_seeds
 
 
 def as_autoreset_mode(mode: Any) -> AutoresetMode:
-    """Return the AutoresetMode for a mode, its value, or its name in upper or lower case. Raises ValueError for others.
+    """Return the AutoresetMode for a mode, its value or its name (upper or lower case).
+
+    Raises ValueError for other values.
 
     >>> as_autoreset_mode("same_step"), as_autoreset_mode("SameStep")
     (<AutoresetMode.SAME_STEP: 'SameStep'>, <AutoresetMode.SAME_STEP: 'SameStep'>)

@@ -1,6 +1,7 @@
 """`PettingZooEnv`: gymnasium env around a PettingZoo AECEnv.
 
-Workers of ParallelVectorEnv host ParallelRows, workers of AECVectorEnv host AECRows. Their observation is a dict:
+ParallelVectorEnv wraps each PettingZoo env in a ParallelRows, and AECVectorEnv in an AECRows. The observation of
+both is a dict:
 
     key             in ParallelRows         in AECRows
     obs             {agent: observation}    observation of the agent to move, or {agent: observation} if spaces differ
@@ -51,7 +52,7 @@ class _Rows:
         return spaces.Dict({**parts, **columns})
 
     unwrapped = property(attrgetter("env.unwrapped"))
-    """Innermost env. Backends compare innermost envs, to refuse one env for two ids."""
+    """Innermost env. Backends compare innermost envs, to refuse an env that two ids share."""
     render = property(attrgetter("env.render"))
     close = property(attrgetter("env.close"))
 
@@ -201,7 +202,7 @@ class AECRows(_Rows):
         row["obs"] = turns.obs if self._single_obs else {**self._zeros, turns.agent: turns.obs}
         row["agent"] = known.index[turns.agent]
         if known.mask_size:
-            # The mask is as wide as the largest action space. Actions outside the agent's space are illegal.
+            # Actions outside the agent's space are illegal.
             row["action_mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)
             if turns.mask is not None:  # policies need a legal action, also if no agent is alive
                 row["action_mask"][: len(turns.mask)] = turns.mask | turns.done
@@ -225,7 +226,7 @@ _OTHER_NAMES = {"observation": "obs", "action_mask": "mask"}
 
 
 class TurnSpace(spaces.Dict):
-    """Observation space of PettingZooEnv, which also takes tianshou's keys "observation" and "action_mask"."""
+    """Observation space of PettingZooEnv. Tianshou's keys "observation" and "action_mask" work too."""
 
     def __getitem__(self, key: str) -> Any:
         return super().__getitem__(_OTHER_NAMES.get(key, key))

@@ -89,8 +89,8 @@ class MultiAgentVectorEnv(LayerMark):
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode in the envs `id` (default: all). Return (obs, infos), with rows in the order of `id`.
 
-        With `seed=s`, env i gets the seed s + i. A list has a seed per env of `id`. All envs get `options`. Failed envs
-        are restarted. Raises RuntimeError if an env is stepping.
+        With `seed=s`, env i gets the seed s + i. A list has a seed per env of `id`. All envs get `options`. If an
+        env's worker has ended, a new worker starts. Raises RuntimeError if an env is stepping.
         """
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
         if self._in_call is not None:
@@ -117,9 +117,9 @@ class MultiAgentVectorEnv(LayerMark):
 
     @sets_mark
     def recv(self) -> MultiAgentStep:
-        """Return the results of the stepping envs, or of some with `wait_num` or `timeout`.
+        """Return the results of all stepping envs. With `wait_num` or `timeout`, `recv` waits for fewer envs.
 
-        Raises RuntimeError if no env is stepping. A failed env's error has the other envs' results as `error.partial`.
+        Raises RuntimeError if no env is stepping.
         """
         if self._in_call is not None and (self._in_call or self._caller != get_ident()):
             self._recover(sys._getframe(1))
@@ -166,7 +166,7 @@ class MultiAgentVectorEnv(LayerMark):
         self, raw: Any, info: np.ndarray, terminated: Any = False, truncated: Any = False
     ) -> dict[str, Any]:
         ids = np.array([row["env_id"] for row in info], dtype=np.int64)
-        if np.any(truncated):  # only of failed envs, with on_error="restart": truncate their living agents
+        if np.any(truncated):  # only for failed envs with on_error="restart": truncate their living agents
             raw["active"][truncated] = raw["truncated"][truncated] = self._alive[ids[truncated]]
             raw["terminated"][truncated] = raw["alive"][truncated] = False
             raw["rewards"][truncated] = 0.0
@@ -223,7 +223,7 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
     Arguments:
         env_fns: for each env a callable, or an id of PettingZoo's registry.
         backend: "shmem", "subproc", "thread", "dummy", or a vector env class such as ShmemVectorEnv.
-        possible_agents: all agents, in order. Default: the env's list. Raises TypeError without a list.
+        possible_agents: all agents, in order. Default: the env's `possible_agents`. Raises TypeError if missing.
         autoreset_mode: an AutoresetMode, its value or its name. NEXT_STEP resets a finished env in the next step, and
             ignores its actions. SAME_STEP resets the env in its last step. With DISABLED, the next step of a finished
             env raises RuntimeError.
@@ -234,7 +234,8 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
         obs: {agent: (k, *shape)}. For Dict and Tuple spaces, a dict or tuple of batches.
         rewards: {agent: float64 (k,)}.
         terminations, truncations: {agent: bool (k,)}, True only in the agent's last step.
-        infos: a dict. If SAME_STEP resets an env, also `final_obs`, its mask `_final_obs`, and `final_info`.
+        infos: a dict of these entries, and if SAME_STEP resets an env, of `final_obs`, its mask `_final_obs`, and
+            `final_info`.
             active, {agent: bool (k,)}: the agent acted in this step.
             alive, {agent: bool (k,)}: the agent acts in the next step.
             action_mask, {agent: bool (k, n)}: legal Discrete actions, all True if the env has no mask.
@@ -281,13 +282,13 @@ class AECVectorEnv(MultiAgentVectorEnv):
         terminations, truncations: bool (k, num_agents), True only in the agent's last step.
         infos: as in ParallelVectorEnv, except for these entries:
             agent, int (k,): index of the agent to move, or of the last `agent_selection` if no agent is alive.
-            action_mask, bool (k, n): legal Discrete actions, with the largest n.
+            action_mask, bool (k, n): legal Discrete actions, n as in the largest action space.
             active, bool (k, num_agents): the agent was alive before this step.
             alive, bool (k, num_agents): the agent is alive after this step.
             final_agent, int (k,): index of the agent of `final_obs`.
 
     In classic games, an illegal move ends the episode with reward -1 for the agent (TerminateIllegalWrapper). Other
-    envs may raise. With `check_legal=True`, an illegal move raises ValueError before any env steps.
+    envs may raise. With `check_legal=True`, an illegal move raises ValueError.
 
     >>> with AECVectorEnv(["classic/tictactoe-v3"] * 2, backend="dummy") as venv:
     ...     obs, infos = venv.reset(seed=0)

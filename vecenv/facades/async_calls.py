@@ -22,7 +22,7 @@ from vecenv.facades.driver import Driver
 
 RESET, STEP, CALL = "reset", "step", "call"
 AnyVectorEnv = VectorEnv[Any, Any, np.ndarray]
-"""Public facades name this base directly, because skrl looks only at direct bases."""
+"""Public facades name this class as a direct base, because skrl looks only at direct bases."""
 
 
 def as_deadline(timeout: Any) -> float | None:
@@ -38,7 +38,7 @@ HALF = "half"
 
 
 def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate a call or half of it (`x_async`, `x_wait`): recover from an interrupted call, then mark this one."""
+    """Decorate a call or half of a call (`x_async`, `x_wait`). First recover from an interrupted call."""
 
     @functools.wraps(method)
     def half(self: Any, *args: Any, **kwargs: Any) -> Result:
@@ -60,10 +60,10 @@ def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
 class AsyncCalls(LayerMark, AnyVectorEnv):
     """Base class of GymnasiumVectorEnv.
 
-    Between `x_async` and the end of `x_wait`, other calls raise the errors of gymnasium's AsyncVectorEnv.
+    Between `x_async` and the end of `x_wait`, calls except `close` raise the errors of gymnasium's AsyncVectorEnv.
     """
 
-    # `close` needs these defaults if the constructor raised: gymnasium before 1.3 calls `close` in `__del__`.
+    # Defaults for `close`, which gymnasium before 1.3 calls in `__del__`, even if the constructor raised.
     venv: Any = None
     _driver: Driver
     _pending: str | None = None
@@ -109,7 +109,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         return self._call_results(self._start_call(name, args, kwargs))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Start a call without waiting."""
+        """Start a call. Wait only if a wrapper of `venv` overrides `call`."""
         self._called = self._start_call(name, args, kwargs)
         self._pending = CALL
 
@@ -124,7 +124,6 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         return self._call_results(called)
 
     def _start_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Start a call. If a wrapper overrides `call`, run the whole call."""
         self._check_can_start("call_async")
         if name in self._refused_calls:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
@@ -144,8 +143,8 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env. A list or tuple has a value per env; other values are for all envs.
 
-        The wrapper or env that has the attribute is changed. If none has it, the outermost wrapper gets it (as in
-        gymnasium). Raises ValueError for a wrong number of values.
+        As in gymnasium, the outermost wrapper or env that has the attribute is changed, and a new attribute is set on
+        the outermost wrapper. Raises ValueError for a wrong number of values.
         """
         self._check_can_start("set_attr")
         if not isinstance(values, (list, tuple)):
@@ -174,7 +173,8 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs, by force after five seconds.
 
-        If a call is pending, warn. If `timeout` is given and `terminate` is False, first wait up to `timeout` seconds.
+        If a call is pending, warn. With `timeout`, unless `terminate` is True, first wait up to `timeout` seconds for
+        the pending call.
         """
         deadline = as_deadline(timeout)
         if self.venv is None:

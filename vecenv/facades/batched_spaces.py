@@ -95,7 +95,7 @@ def is_tree_of_arrays(space: Any) -> bool:
 
 
 def _is_array_space(space: Any) -> bool:
-    """Return whether gymnasium itself batches the space as an array. Users may register other functions."""
+    """Return True if gymnasium's own functions batch the space as an array. Programs may register other functions."""
     return isinstance(space, _ARRAYS) and _is_joined_by_gymnasium(space)
 
 
@@ -108,7 +108,7 @@ def _is_gymnasiums(function: Any, space: Any) -> bool:
 
 
 def split_actions(actions: Any, batched: Any, single: Any, as_arrays: bool) -> Any:
-    """Return `actions` as an array or a list. `as_arrays` is the result of `takes_arrays`."""
+    """Return `actions` as a batch or a list of actions. `as_arrays` is the result of `takes_arrays`."""
     if as_arrays:
         if hasattr(actions, "__len__") and getattr(actions, "ndim", True):
             return actions
@@ -128,7 +128,7 @@ def empty_batch(single: Any, n: int) -> Any:
 
 
 def row_joiner(space: Any, n: int) -> Callable[[Any], Any]:
-    """Return a function that converts a batch as `join_rows` does, but does not copy arrays."""
+    """Return a function that converts a batch to gymnasium's form. Unlike `join_rows`, it does not copy arrays."""
     gymnasiums = _is_joined_by_gymnasium(space)
     if gymnasiums and isinstance(space, spaces.Dict):
         parts = {key: row_joiner(child, n) for key, child in space.spaces.items()}

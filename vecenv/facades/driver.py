@@ -30,13 +30,12 @@ NOT_OFFERED = {
 class Driver:
     """Adapter that steps and resets `venv` for a facade. A step's infos are {id: info}, without vecenv's `env_id`.
 
-    As in gymnasium and SB3, envs get actions in the caller's types, and envs in this process share objects with the
-    caller.
+    As in gymnasium and SB3, actions are not cast, and envs in this process share objects with the caller.
 
     If `venv` returns views of its memory, results are copied, because the next step would overwrite the views. With
-    `copy=False`, observations stay views.
+    `copy=False`, observations stay views. With `repeats_objects`, each batch has copies of object observations.
 
-    `engine` is None if a wrapper or a subclass overrides `reset`, `step`, `send` or `recv`.
+    `engine` is `None` if `venv` is a wrapper, or a subclass that overrides `reset`, `step`, `send` or `recv`.
     """
 
     def __init__(self, venv: Any, copy: bool = True, repeats_objects: bool = False) -> None:
@@ -51,9 +50,9 @@ class Driver:
         self._as_ints = int_restorer(venv.observation_space[0])
 
     def use_engine(self) -> None:
-        """Use the current engine. A lazy vector env that starts again has a new one."""
+        """Use the current engine. A lazy vector env makes a new engine at each start."""
         self.engine = engine_of(self._venv)
-        engine = getattr(self._venv, "engine", None)  # also below wrappers
+        engine = getattr(self._venv, "engine", None)  # a wrapper returns the engine of its venv
         if engine is not None and not engine.closed:
             engine.actions.casts = engine.backend.copies = False
             engine.results.repeats_objects |= self._repeats_objects
@@ -134,7 +133,7 @@ def check_resets(venv: Any, mode: AutoresetMode) -> None:
 
 
 class EpisodeTracker:
-    """State of the envs' episodes. With `seeded`, a reset without a seed derives one from the env's previous seed."""
+    """State of each env's episode. With `seeded`, a reset without a seed uses `next_seed` of the previous seed."""
 
     def __init__(self, venv: Any, seeded: bool) -> None:
         self._venv, n = venv, len(venv)
@@ -168,7 +167,7 @@ class EpisodeTracker:
         )
 
     def latest_obs(self) -> Any:
-        """Return the observations of all envs, copied unless the vector env returns views."""
+        """Return the latest observations of all envs, copied unless the vector env returns views."""
         return nest.map(copy_objects, self._stored_obs) if self._stores_obs else self._venv.engine.results.obs(None, {})
 
     def seeds_for(self, ids: Sequence[int], given: Sequence[int | None] | None = None) -> dict[str, list[int | None]]:
@@ -208,9 +207,9 @@ class EpisodeTracker:
 class EndedStep:
     """Step in SAME_STEP mode that ended the episodes of the envs `ids`.
 
-    `last_obs` and `last_infos` belong to these episodes. Observations and infos in `step` begin the next episodes. The
-    envs of `ids` in `failed` still need a reset: reset `not_reset`, and pass the results to `begin`. `restore` is the
-    `int_restorer` of the observation.
+    `last_obs` and `last_infos` belong to these episodes. Observations and infos in `step` begin the next episodes.
+    Envs of `ids` that are also in `failed` were not reset. `not_reset` has their ids: reset these envs, and pass the
+    results to `begin`. `restore` is the `int_restorer` of the observation space.
     """
 
     def __init__(self, step: StepById, ids: Sequence[int], failed: Sequence[int], restore: Restore | None) -> None:
@@ -234,9 +233,9 @@ def _copied_row(obs: Any, i: int) -> Any:
 
 
 def int_restorer(space: Any) -> Restore | None:
-    """Return a function that restores Python ints in Discrete parts of an observation, or None if not needed.
+    """Return a function that restores the Python ints of Discrete spaces, which are int64 in a batch.
 
-    Batches have int64 instead. Discrete spaces of other dtypes are unchanged.
+    Return `None` if the space has no Discrete part of dtype int64.
 
     >>> restore = int_restorer(spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 1))))
     >>> restore((np.int64(2), np.float32(0.5)))

@@ -92,7 +92,7 @@ class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
         context: "forkserver" (also `None`), "fork" or "spawn".
         daemon: no effect. Workers end with this process, and may start processes.
         worker: must be None. Use `BaseVectorEnv(env_fns, worker_fn)`.
-        max_concurrency: maximum number of workers.
+        max_concurrency: number of workers, at most one per env. A smaller `num_workers` replaces it.
 
     Other keyword arguments, such as `seed_episodes`, `num_workers` or `on_error="restart"`, belong to
     GymnasiumVectorEnv or ShmemVectorEnv.
@@ -142,7 +142,7 @@ class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
 
     @property
     def observations(self) -> Any:
-        """Copy of the latest observations of all envs."""
+        """Latest observations of all envs. With `copy=False`, views."""
         return self._joined(self._episodes.latest_obs())
 
 
@@ -199,19 +199,20 @@ def make_vec(
     """Return a gymnasium VectorEnv of `num_envs` envs, like `gym.make_vec`.
 
     Arguments:
-        id: a registered id (by default the latest version), "module:id" to import a module first, or a spec.
-            `make_vec(envs.spec)` makes equal envs. `gym.make_vec(envs.spec)` does so only without `wrappers`.
+        id: a registered id (by default the latest version), "module:id" to import a module first, or a spec. The spec
+            of an earlier result makes equal envs, also in `gym.make_vec` unless `wrappers` was given.
         backend: "shmem", "subproc", "thread", "dummy", "ray" or "auto". "auto" measures an additional env in a worker,
             and chooses the faster of "dummy" and "shmem", or of "dummy" and "thread" for pure Python envs on
-            free-threaded Python. If `venv_kwargs` has an argument only for processes, "auto" is "shmem".
+            free-threaded Python. If `venv_kwargs` has an argument that only worker processes support, "auto" is
+            "shmem".
         wrappers: functions that take an env and return an env, applied in this order.
-        venv_kwargs: arguments of AsyncVectorEnv for "shmem" and "subproc". Otherwise, arguments of SyncVectorEnv and
-            of the backend's class.
+        venv_kwargs: for "shmem" and "subproc", arguments of AsyncVectorEnv. For other backends, arguments of
+            SyncVectorEnv and of the backend's class.
         vector_kwargs: gymnasium's name for `venv_kwargs`.
         kwargs: arguments of `gym.make`.
 
-    Raises ValueError for an unknown backend, TypeError for wrong types or both `venv_kwargs` and `vector_kwargs`, and
-    gymnasium's errors for an unknown id.
+    Raises ValueError for an unknown backend or `num_envs` below 1, TypeError for wrong types or both `venv_kwargs` and
+    `vector_kwargs`, and gymnasium's errors for an unknown id.
 
     >>> envs = make_vec("CartPole-v1", 3, backend="dummy", venv_kwargs={"autoreset_mode": "SameStep"})
     >>> envs

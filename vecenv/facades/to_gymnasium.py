@@ -62,17 +62,18 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     """Vector env with the interface of gymnasium 1.4's `AsyncVectorEnv`. See docs/guarantees.md.
 
     Arguments:
-        venv: a BaseVectorEnv without `wait_num` and `timeout`. `close` closes it. If an episode ends in `.venv.step`,
-            reset the env, because this object does not notice.
+        venv: a BaseVectorEnv without `wait_num` and `timeout`. `close` closes it. If you call `.venv.step` and an
+            episode ends, call `.venv.reset` for the env, because the facade does not notice the end.
         observation_mode: "same", "different", or (batched space, single space), as in gymnasium.
         autoreset_mode: an AutoresetMode, its value or its name. NEXT_STEP resets a finished env while the other envs
-            step. SAME_STEP resets the env in the same step. With `seed_episodes` or wrappers that override stepping,
-            this takes a second call to the workers. With DISABLED, a step before the reset raises ResetNeeded.
-        copy: False returns the views of a venv that has copy=False. They are valid until the next call.
-        final_info_format: "list" (for SAME_STEP) returns `final_observation`, and a dict per env in `final_info`, as
-            gymnasium 0.29.
-        seed_episodes: seed every reset without a seed, also autoresets, with `next_seed` of the env's previous seed. An
-            episode can then be replayed from `np_random_seed`.
+            step. SAME_STEP resets the env within the step that ends the episode. The step needs a second round with
+            `seed_episodes`, or if a wrapper ends episodes or overrides `step`. With DISABLED, a step before the reset
+            raises ResetNeeded.
+        copy: False returns observations as views, if `venv` also has `copy=False`. The next call changes the views.
+        final_info_format: "list" (only with SAME_STEP) returns the keys of gymnasium 0.29: `final_observation`, and
+            `final_info` with a dict per env.
+        seed_episodes: give each autoreset, and each reset without a seed, the `next_seed` of the env's previous seed.
+            An episode can then be replayed from `np_random_seed`.
         random_initial_steps: maximum number of random steps per env after a full reset, so that episodes end at
             different times.
 
@@ -111,8 +112,8 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             observation_mode, venv.observation_space, type(self).__name__
         )
         self.action_space, self.single_action_space = action_spaces(venv.action_space)
-        self.venv = venv  # from here on `close` closes it, so all checks come before
-        self._driver = Driver(venv, copy, repeats_objects=True)  # `latest_obs` repeats objects
+        self.venv = venv  # after all checks, because `close` also closes `self.venv`
+        self._driver = Driver(venv, copy, repeats_objects=True)  # `latest_obs` repeats earlier objects
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
         self._takes_arrays = takes_arrays(self.action_space, self.single_action_space)
@@ -120,7 +121,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._join = row_joiner(self.single_observation_space, self.num_envs)
         self._reused = None if copy or self._is_tree else empty_batch(self.single_observation_space, self.num_envs)
         self._as_ints = int_restorer(self.single_observation_space)
-        # With seed_episodes, a reset in the step would need its seed before it is known which episodes end.
+        # With `seed_episodes`, a second round resets the ended envs with their seeds.
         self._resets_in_step = (
             self.autoreset_mode is AutoresetMode.SAME_STEP and not seed_episodes and self._driver.autoresets
         )
@@ -138,9 +139,9 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._pending = self._called = None
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all envs, or the envs of `options["reset_mask"]` (bool, (n,)). Return (obs, infos) of all envs.
+        """Reset all envs, or the envs of `options["reset_mask"]` (bool, (n,)). Return (obs of all envs, infos).
 
-        With `seed=s`, env i gets the seed s + i. A list has a seed or `None` per env. Other options go to every env.
+        With `seed=s`, env i gets the seed s + i. A list has a seed or `None` per env. The envs get the other options.
         Raises TypeError or ValueError for bad arguments before any env is reset.
         """
         return self._run_both(lambda: self.reset_async(seed, options), self.reset_wait)
@@ -184,9 +185,10 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def step(self, actions: Any) -> GymnasiumStep:
         """Step all envs. Return (obs, rewards, terminations, truncations, infos).
 
-        `actions` is a batch or a sequence with an action per env, of any array library. Envs get actions of your types,
-        as in gymnasium. rewards: float64 (n,), or (n, m) for vector rewards, which gymnasium's wrappers refuse.
-        terminations, truncations: bool (n,). Raises TypeError or ValueError unless there are n actions.
+        `actions` is a batch or a sequence with an action per env, of any array library. As in gymnasium, actions are
+        not cast to the action space's dtype. rewards: float64 (n,), or (n, m) for vector rewards, which gymnasium's
+        wrappers refuse. terminations, truncations: bool (n,). Raises TypeError or ValueError unless there are n
+        actions.
         """
         if self._in_call is not None:
             self._recover(sys._getframe(1))
@@ -292,7 +294,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._episodes.begin(resets, seeds)
 
     def _receive(self, ids: Sequence[int]) -> StepById:
-        """Return the results of the envs `ids`. If an error comes while envs still step, the call stays pending."""
+        """Return the results of the envs `ids`. If an error is raised while envs still step, the call stays pending."""
         try:
             step = self._driver.receive(ids)
         except BaseException as error:
@@ -306,7 +308,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return not self.venv.is_closed and bool(self.venv.waiting_id)
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Abandon an interrupted call, also between `x_async` and `x_wait`. All envs need a reset."""
+        """Abandon a call, also if the interrupt came between `x_async` and `x_wait`. All envs then need a reset."""
         if not self.closed and not self.venv.is_closed:
             self.venv.engine.abandon(error, self.venv.engine.all_ids)
             self._record_failure(error)
@@ -319,7 +321,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             if self._resets_in_step:  # the envs that did not fail have begun their next episode
                 over &= np.isin(partial.env_id, self.venv.failed_id)
             self._episodes.record(partial.env_id, over, partial.obs)
-        if error is not None and self._ended is not None:  # only the reset after the step failed
+        if error is not None and self._ended is not None:  # the step succeeded, but the reset after the step failed
             obs, rew, terminated, truncated, infos = self._ended.step
             info = nest.object_array([{**infos.get(i, {}), "env_id": i} for i in self._ids])
             whole = Partial(np.arange(self.num_envs), obs, rew, terminated, truncated, info)

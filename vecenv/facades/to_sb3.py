@@ -43,10 +43,11 @@ class SB3VecEnv(LayerMark, VecEnv):
         venv: a vecenv vector env whose envs have equal spaces, vecenv's AsyncVectorEnv or SyncVectorEnv (any autoreset
             mode), or any gymnasium `VectorEnv` with SAME_STEP. `close` closes it.
 
-    Between `step_async` and `step_wait`, `reset` drops the step, `close` works, and other calls raise RuntimeError.
+    Between `step_async` and `step_wait`, `reset` drops the step, `close` works, and other calls to envs raise
+    RuntimeError.
 
     Raises TypeError for other objects, and ValueError for `wait_num`, `timeout`, `stack_obs=False`, different spaces,
-    or a VectorEnv in another mode.
+    or a VectorEnv without SAME_STEP.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -67,7 +68,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         self.venv: Any = _checked(venv if self._facade is None else self._facade.venv)
         self._driver = Driver(self.venv)
         engine = self._driver.engine
-        # If a subclass or wrapper overrides `step`, as tianshou's do, call `step`: `send` and `recv` would bypass it.
+        # A wrapper or subclass may change only `step` (as in tianshou), which `send` and `recv` would bypass.
         self._has_own_step = engine is None
         self._resets_in_step = self._driver.autoresets
         self._copies_infos = self.venv.engine.backend.hosts_here
@@ -110,7 +111,10 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @is_half
     def step_async(self, actions: np.ndarray) -> None:
-        """Start a step. Raises ValueError for a wrong number of actions."""
+        """Start a step. Raises ValueError for a wrong number of actions.
+
+        If a wrapper or subclass overrides `step`, only `step_wait` steps and raises.
+        """
         self._check_idle()
         if self._has_own_step:
             self._actions = actions
@@ -136,7 +140,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         if rewards.ndim != 1:
             raise EnvContractError(f"SB3 needs rewards that are numbers, the envs return the shape {rewards.shape[1:]}")
         dones = terminated | truncated
-        infos = list(map(dict.copy, self._plain_infos))  # without a Python loop
+        infos = list(map(dict.copy, self._plain_infos))
         for i, info in env_infos.items():
             infos[i] = {**info, "TimeLimit.truncated": False}
         if self._driver.engine is None:  # a wrapper may return views
@@ -148,7 +152,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         return obs, rewards.astype(np.float32), dones, infos
 
     def _end_episodes(self, step: StepById, ids: list[int], infos: list[dict[str, Any]]) -> None:
-        failed = self.venv.failed_id if self._resets_in_step else ids  # with on_error="restart", done but not reset
+        failed = self.venv.failed_id if self._resets_in_step else ids  # with on_error="restart", ended but not reset
         ended = EndedStep(step, ids, failed, self._as_ints)
         if ended.not_reset:
             first_obs, first_infos = self._driver.reset(ended.not_reset)
@@ -240,7 +244,7 @@ class SB3VecEnv(LayerMark, VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
         """Return for each env whether it has a wrapper of this class or a subclass.
 
-        A gymnasium VectorEnv may report only class names. A name that several wrapper classes share does not count.
+        For a gymnasium VectorEnv, only class names may be known. A name that several wrapper classes share is ignored.
         """
         names = {f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"}
         names |= {cls.__name__ for cls in _family(wrapper_class)}
@@ -321,7 +325,7 @@ def _arguments(seeds: Sequence[int | None], options: dict[str, Any]) -> dict[str
 
 
 def _is_plain(info: dict[str, Any]) -> bool:
-    """Return whether the env cannot change `info` later. Arrays are copies already."""
+    """Return True if the env cannot change the values of `info` later. Arrays are already copied."""
     return all(
         value.__class__ in IMMUTABLE_TYPES or (value.__class__ is np.ndarray and value.dtype != object)
         for value in info.values()

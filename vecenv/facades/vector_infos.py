@@ -16,8 +16,8 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
 
     `rows` are pairs (env id, info). As in gymnasium's `VectorEnv._add_info`, numbers and arrays are stacked, dicts are
     batched recursively, and other values and `final_obs` get an object array. If types differ, the array has a dtype
-    that holds all values unchanged. If no dtype does, or if shapes differ, the dtype is object. Envs without the key
-    have 0, False or None.
+    that holds all values unchanged. Without such a dtype, or if shapes differ, the dtype is object. Envs without the
+    key have 0, False or `None`.
 
     >>> vector_infos([(0, {"lives": 3}), (2, {"lives": 2.5})], 3)
     {'lives': array([3. , 0. , 2.5]), '_lives': array([ True, False,  True])}
@@ -32,7 +32,7 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
 def _batched(ids: Sequence[int], infos: Sequence[Mapping[Any, Any]], n: int, mask: np.ndarray) -> dict[Any, Any]:
     if n > 1 and len(set(map(tuple, infos))) > 1:
         return _infos_with_other_keys(zip(ids, infos, strict=True), n)
-    # Fast if all infos have the same keys, as usual.
+    # Fast path for equal keys.
     batch: dict[Any, Any] = {}
     keys, is_whole = infos[0].keys(), len(ids) == n
     for key, values in zip(keys, zip(*[info.values() for info in infos], strict=True), strict=True):
@@ -103,7 +103,7 @@ def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any
     batch: dict[Any, Any] = {}
     for key, kind, values in zip(keys, infos.schema.kinds, infos.columns, strict=True):
         mask = _mask(infos.ids, n)
-        if kind is np.bool_:  # not a number in numpy
+        if kind is np.bool_:
             column = object_column(infos.ids, list(values), n)
         elif len(values) == n:
             column = values.copy()
@@ -144,7 +144,7 @@ def _mask(ids: Sequence[int], n: int) -> np.ndarray:
 
 
 def _is_mask_of_another(key: Any, columns: Collection[Any]) -> bool:
-    """Return True for `_x` if there is a key `x` too. The mask of `x` replaces the env's `_x`."""
+    """Return True for `_x` if there is a key `x`, whose mask replaces the env's own `_x`."""
     return key.__class__ is str and key[:1] == "_" and key[1:] in columns
 
 
@@ -164,7 +164,7 @@ def _column(ids: Sequence[int], values: Sequence[Any], n: int) -> Any:
 def _typed_column(
     shape: tuple[int, ...], dtypes: set[Any], ids: Sequence[int], values: Sequence[Any], n: int
 ) -> np.ndarray | None:
-    """Return the values in an array with an element per env, or None if no dtype holds them unchanged."""
+    """Return the values in an array with an element per env, or `None` if no dtype holds them unchanged."""
     mixed = len(dtypes) > 1
     try:
         column = np.zeros((n, *shape), dtype=np.result_type(*dtypes) if mixed else next(iter(dtypes)))

@@ -107,7 +107,6 @@ CLOSE_BOUND = 10.0
 
 
 def check_rejected_calls(factory: Factory) -> None:
-    """Check that a wrong call raises before any env is called."""
     reference = ReferenceEnvs()
     with factory(reference.env_fns) as venv:
         venv.reset()
@@ -127,7 +126,6 @@ def check_rejected_calls(factory: Factory) -> None:
 
 
 def check_env_errors(factory: Factory) -> None:
-    """Check the class of an env's error, its `partial` results, and that the env then needs a reset."""
     reference = ReferenceEnvs(infos=False)
     env_fns = [*reference.env_fns[:2], functools.partial(RaisesOnStep, 2, at=2, infos=False), *reference.env_fns[3:]]
     with factory(env_fns) as venv:
@@ -192,7 +190,6 @@ def check_env_fns_are_called_once(factory: Factory) -> None:
 
 
 def check_close(factory: Factory) -> None:
-    """Check that `close` closes all envs, also during a step, and that later calls raise."""
     for in_flight in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             _check_close(factory([functools.partial(_RecordsClose, folder, i) for i in range(N)]), in_flight)

@@ -21,7 +21,6 @@ GATE_PATIENCE = 10.0
 
 
 def check_rows(factory: Factory) -> None:
-    """Check results for different ids, orders of ids, and forms of observations."""
     for form in ("array", "dict", "object"):
         reference = ReferenceEnvs(form=form)
         with factory(reference.env_fns) as venv:
@@ -50,7 +49,6 @@ def check_options_of_reset(factory: Factory) -> None:
 
 
 def check_mixed_rounds(factory: Factory) -> None:
-    """Check calls that step some envs and reset others, and calls between `send` and `recv`."""
     reference = ReferenceEnvs()
     with factory(reference.env_fns) as venv:
         reference.compare(range(N), venv.reset(), [reference.reset(i) for i in range(N)])
@@ -197,7 +195,7 @@ def check_returned_arrays_stay(factory: Factory) -> None:
                     )
                 for part in partial[:4]:
                     for leaf in nest.leaves(part):
-                        leaf[...] = 0  # the caller may write
+                        leaf[...] = 0
                 kept = [(array, array.copy()) for array, _ in kept]
     with factory([functools.partial(_WritesOver, i) for i in range(N)]) as venv:
         venv.reset()

@@ -1,7 +1,4 @@
-"""`check_vector_env`: checks that a vector env, with any backend, keeps vecenv's guarantees.
-
-Most checks compare a vector env with equal envs that are called directly in this process.
-"""
+"""`check_vector_env`: checks that a vector env, with any backend, keeps vecenv's guarantees."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ def check_vector_env(factory: Factory, checks: Iterable[str] | None = None, pati
 
 
 def _run(check: Callable[[Factory], None], factory: Factory, patience: float) -> BaseException | None:
-    """Run a check in a thread, because it may wait forever for a lost result. Return its exception, or None."""
+    """Run a check in a thread, because it may wait forever for a lost result. Return its exception, or `None`."""
     raised: list[BaseException | None] = []
 
     def run() -> None:

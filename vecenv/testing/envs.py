@@ -91,7 +91,7 @@ class _Misbehaves(CountingEnv):
         self.at = at
 
     def misbehave(self) -> None:
-        """Fail as described."""
+        """Raise, exit or hang."""
         raise ValueError(f"boom in {self.where}")
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -116,7 +116,7 @@ class RaisesOnReset(_Misbehaves):
 
 
 class ExitsOnStep(_Misbehaves):
-    """Env that ends its process (as a crash does) in step `at` of an episode."""
+    """Env that ends its process in step `at` of an episode."""
 
     def misbehave(self) -> None:
         os._exit(7)
@@ -191,7 +191,7 @@ class Gates:
 
     @property
     def env_fns(self) -> list[Callable[[], GateEnv]]:
-        """One function per gate that makes an env."""
+        """Functions that make the envs, one per gate."""
         return [self.env_fn(i) for i in range(len(self._fds))]
 
     def env_fn(self, i: int) -> Callable[[], GateEnv]:

@@ -15,7 +15,7 @@ from vecenv.backends.memory.arena import Arena, Layout
 class FakeBackend(DummyBackend):
     """Backend that runs envs in this process, in the order of ids, only while the vector env waits.
 
-    This makes tests of `wait_num` and `timeout` reproducible.
+    This makes tests of `wait_num` reproducible. A `timeout` still depends on the clock.
 
     >>> from vecenv import BaseVectorEnv
     >>> from vecenv.testing import CountingEnv, FakeBackend

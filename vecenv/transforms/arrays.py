@@ -36,8 +36,8 @@ def numeric_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
 def cast_box(space: Any, dtype: str, inside: bool = False) -> spaces.Box:
     """Return the Box of the space's values after a cast to `dtype`.
 
-    A bound that overflows an integer dtype becomes the dtype's limit. With `inside`, a cast of the Box's values to the
-    space's dtype stays in `space`.
+    A bound that overflows an integer dtype becomes the dtype's limit. With `inside`, bounds are rounded inward, so
+    that each value of the Box is in `space` after a cast back.
     """
     ends, kind = numeric_bounds(space), np.dtype(dtype).kind
     exact = [end.astype(np.longdouble) for end in ends]
@@ -129,7 +129,7 @@ def _without_removed(tree: Any) -> Any:
 
 
 def action_rows(action: Any, layout: Any, one: bool = False) -> Any:
-    """Return actions as a tree of arrays (batch, *shape), nested like `layout`. Dtypes stay.
+    """Return actions as a tree of arrays (batch, *shape), nested like `layout`. Dtypes are kept.
 
     With `one`, `action` is for a single env, and the result is a batch of one. Rows of shape () and (1,) are reshaped
     to the layout's shape.
@@ -207,7 +207,7 @@ def full(shape: Sequence[int], array: Array, value: float, dtype: str | None = N
 
 
 def in_any_mode(array: Array) -> Any:
-    """Return a context without torch's inference mode, so that its new tensors can be changed in place later."""
+    """Return a context without torch's inference mode, so that tensors made there can be changed in place later."""
     return nullcontext() if isinstance(array, np.ndarray) else namespace(array).inference_mode(False)
 
 
@@ -237,7 +237,7 @@ class EnvRows:
         self._rows: Array = None
 
     def take(self, ids: np.ndarray, among: Array = None) -> Array:
-        """Return a copy of the rows of `ids`, or None before the first `put`.
+        """Return a copy of the rows of `ids`, or `None` before the first `put`.
 
         If `among` is given, all rows first move to the library and device of this array.
         """
@@ -252,7 +252,7 @@ class EnvRows:
         self._rows = full(shape, rows, 0) if is_new else like(self._rows, rows)
         if isinstance(rows, np.ndarray):
             self._rows[ids] = rows
-        else:  # torch refuses changes in place of tensors from inference mode
+        else:  # torch refuses in-place changes of tensors from inference mode
             self._rows = self._rows.index_copy(0, like(ids, rows), cast(rows, dtype_name(self._rows)))
 
     def clear(self, ids: np.ndarray) -> None:

@@ -121,9 +121,9 @@ class HasTransforms:
 
     @abstractmethod
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Compute and set the env's spaces. If a transform does not fit, raise and change nothing.
+        """Compute and set the env's spaces. If a transform does not fit, raise before any change.
 
-        Return the (observation, action) spaces that each transform changes.
+        Return the (observation, action) spaces below each transform.
         """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ class HasTransforms:
         return self.insert_transform(len(self.transform), transform)
 
     def insert_transform(self: Self, index: int, transform: Any) -> Self:
-        """Insert a transform before `index`. The transforms after it lose their episode state (stacked frames).
+        """Insert a transform before `index`. The transforms after it lose their episode state, such as stacked frames.
 
         Raises IndexError if `index` is out of range, RuntimeError if the transform belongs to an env (pass a clone),
         TypeError if it is not a transform for this kind of env, and ValueError if the spaces do not fit.

@@ -30,9 +30,9 @@ class ImageTransform(Transform):
     """Base class of image transforms.
 
     Arguments:
-        channels: position of the channels, "first" or "last". None: the smallest dimension, which must be first or
+        channels: position of the channels, "first" or "last". `None`: the smallest dimension, which must be first or
             last.
-        in_keys: as for `Transform`. None: the key "pixels". Without this key, every array with 2 or 3 dimensions.
+        in_keys: as for `Transform`. `None`: the key "pixels". Without this key, every array with 2 or 3 dimensions.
     """
 
     def __init__(self, channels: str | None = None, in_keys: Keys = None, out_keys: Keys = None) -> None:
@@ -51,7 +51,7 @@ class ImageTransform(Transform):
         return super().find_places(tree)
 
     def channel_axis(self, shape: Sequence[int]) -> int | None:
-        """Return the channel axis of a batch of images, or None for (batch, H, W)."""
+        """Return the channel axis of a batch of images, or `None` for (batch, H, W)."""
         if len(shape) == 3:
             return None
         if len(shape) != 4:
@@ -75,7 +75,7 @@ class ToTensorImage(ImageTransform):
     """Convert images (H, W, C) to torch's layout (C, H, W), and integers to float32 / 255.
 
     Arguments:
-        from_int: whether to divide by 255. None: divide all dtypes except floats.
+        from_int: whether to divide by 255. `None`: divide all dtypes except floats.
         unsqueeze: add a dimension of size 1 in front of each image.
         dtype: dtype of divided images.
         shape_tolerant: keep the order of dimensions if the last dimension is not 3.
@@ -170,7 +170,7 @@ class GrayScale(ImageTransform):
             return red * r + green * g + blue * b
         if is_float(red):  # in float32, because numpy would round the weights to float16, and torch would not
             return cast(self._weighted(*(cast(channel, "float32") for channel in channels)), dtype)
-        if dtype == "uint8" and self.weights == "709":  # same bits as gymnasium
+        if dtype == "uint8" and self.weights == "709":
             return cast(self._weighted(*(cast(channel, "float64") for channel in channels)), dtype)
         if dtype not in WIDE_DTYPES:
             r, g, b = (
@@ -194,10 +194,10 @@ class CenterCrop(ImageTransform):
     """Crop images to their middle.
 
     Arguments:
-        height, width: size of the result. `width` defaults to `height`. torchrl names the height `w`.
+        height, width: size of the result. `width` defaults to `height`. torchrl calls them `w` and `h`, in this order.
 
-    If an odd number of pixels is cut off, an even number of them is cut at the top or left, as in torchvision. Raises
-    ValueError if the image is lower or narrower than the result.
+    If the number of rows or columns to cut is odd, an even number is cut at the top or left (2 of 3), as in
+    torchvision. Raises ValueError if the image is lower or narrower than the result.
 
     >>> CenterCrop(2, 3)(np.zeros((1, 4, 5), np.uint8)).shape
     (1, 2, 3)
@@ -230,14 +230,14 @@ class Resize(ImageTransform):
     """Resize images.
 
     Arguments:
-        height, width: size of the result. `width` defaults to `height`. torchrl names the height `w`.
+        height, width: size of the result. `width` defaults to `height`. torchrl calls them `w` and `h`, in this order.
         interpolation: "area" is OpenCV's INTER_AREA, as in gymnasium and SB3. A new pixel is the mean of the area that
-            it covers. If a side grows, a new pixel is interpolated between two old ones per dimension. "bilinear" is
+            it covers. If a side grows, a new pixel is interpolated between two old pixels per dimension. "bilinear" is
             torchrl's default, with antialiasing if the image shrinks.
 
-    OpenCV, if installed, computes "area" for numpy arrays of uint8 and float32, except for more than 4 channels in the
-    last dimension. Then the result has the same bits as gymnasium's, unless a float is clipped. Otherwise, integers may
-    differ from OpenCV's by 1, and floats by rounding. Results are clipped to the range of the image.
+    If OpenCV is installed, it computes "area" for numpy arrays of uint8 and float32, except for more than 4 channels in
+    the last dimension. These results have the same bits as gymnasium's, except clipped floats. Other results may differ
+    from OpenCV's: integers by 1, floats by rounding. Results are clipped to the range of the image.
 
     >>> Resize(2)(np.arange(16.0).reshape(1, 4, 4))
     array([[[ 2.5,  4.5],
@@ -305,7 +305,7 @@ class Resize(ImageTransform):
         sides = (0, 1) if axis in (None, 3) else (1, 2)
         if tuple(low.shape[side] for side in sides) == (self.height, self.width):
             return space
-        # Use one bound per channel, because resizing different bounds of pixels would round them.
+        # Use one bound per channel, because a resize would round bounds that differ between pixels.
         ends = low.min(sides, keepdims=True), high.max(sides, keepdims=True)
         return super().transform_space(box(*(np.broadcast_to(end, low.shape) for end in ends)))
 
@@ -331,7 +331,7 @@ def bilinear_weights(size: int, target: int) -> Constants:
 
 @lru_cache(maxsize=64)
 def enlarging_weights(size: int, target: int) -> Constants:
-    """Return OpenCV's (target, size) weights for "area" if a side grows: of two old pixels per new pixel."""
+    """Return OpenCV's (target, size) matrix for "area" if a side grows. Each new pixel has two weights."""
     at, growth = np.arange(target), target / size
     first = np.floor(at * (1 / growth)).astype(int)  # written as in OpenCV, because rounding may change the floors
     second = ((at + 1) - (first + 1) * growth).astype(np.float32)
@@ -369,7 +369,7 @@ def opencv() -> Any:
 
 
 def map_images(images: np.ndarray, shape: Sequence[int], write: Callable[[Any, Any], Any]) -> np.ndarray:
-    """Call `write(image, target)` per image, and return the targets. For a whole batch, OpenCV would start threads."""
+    """Call `write(image, target)` per image, because OpenCV starts threads for a large array. Return the targets."""
     out = np.empty(shape, images.dtype)
     for image, target in zip(np.ascontiguousarray(images), out, strict=True):
         write(image, target)

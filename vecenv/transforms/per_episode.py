@@ -62,7 +62,7 @@ class PerEpisode(Transform):
 class EpisodeSum(PerEpisode):
     """Base class of transforms that sum a number over the steps of each episode.
 
-    The observation gets the sum under `key`, with shape (1,), unless `key` is None. The episode is truncated when the
+    The observation gets the sum under `key`, with shape (1,), unless `key` is `None`. The episode is truncated when the
     sum reaches `max_steps`.
     """
 
@@ -125,12 +125,12 @@ class TimeLimit(EpisodeSum):
 
 
 class StepCounter(EpisodeSum):
-    """Add the number of steps since the reset to the observation: int64 (1,).
+    """Add a part to the observation: the number of steps since the reset, int64 (1,).
 
     An observation that is not a dict becomes a dict with the key "observation".
 
     Arguments:
-        max_steps: truncate the episode after this number of steps. None: never.
+        max_steps: truncate the episode after this number of steps. `None`: never.
         step_count_key: key of the number.
 
     >>> import gymnasium as gym
@@ -147,10 +147,10 @@ class StepCounter(EpisodeSum):
 
 
 class RewardSum(EpisodeSum):
-    """Add the sum of rewards since the reset to the observation: float32 (1,).
+    """Add a part to the observation: the sum of rewards since the reset, float32 (1,).
 
-    `out_keys` has one key, by default "episode_reward". For observations that are not a dict, see `StepCounter`.
-    Raises ValueError for vector rewards.
+    `in_keys` can only be `["reward"]`. `out_keys` has one key, by default "episode_reward". For observations that are
+    not a dict, see `StepCounter`. Raises ValueError for vector rewards.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms import TransformedEnv
@@ -178,7 +178,7 @@ class NormalizeReward(PerEpisode, Freezable):
 
     An env's return begins with 0 in each episode. A step sets the return to `gamma * return + reward`. The returns of a
     batch first update the statistics. Then the reward becomes `reward / sqrt(var + epsilon)`, clipped to [-clip, clip]
-    unless `clip` is None. Unlike in `VecNorm`, no mean is subtracted, so the optimal policy stays the same.
+    unless `clip` is `None`. Unlike in `VecNorm`, no mean is subtracted, so rewards keep their sign.
 
     In a `TransformedEnv`, each env has separate statistics. Raises ValueError for vector rewards.
 
@@ -237,8 +237,9 @@ class CatFrames(PerEpisode):
         N: number of observations.
         dim: dimension of an observation to join along, for example -3 for the channels of (C, H, W).
             `UnsqueezeTransform` adds a dimension.
-        padding: frames before the first observation of an episode. "same": copies of this observation (gymnasium's
-            "reset"). "constant": `padding_value`, with ValueError if the observation's dtype cannot hold it.
+        padding: content of the frames before an episode's first observation. "same": copies of the first observation
+            (gymnasium's `padding_type="reset"`). "constant": `padding_value`, with ValueError if the observation's
+            dtype cannot hold the value.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms import TransformedEnv

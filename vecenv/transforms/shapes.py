@@ -1,6 +1,6 @@
 """Transforms of shapes and keys, such as `Flatten` and `RenameTransform`.
 
-A *part* is an array in a Dict or Tuple observation. Dimension 0 is the first after the batch dimension.
+A *part* is an array in a Dict or Tuple observation. `dim=0` is the first dimension after the batch dimension.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UnsqueezeTransform(Transform):
 
 
 class SqueezeTransform(UnsqueezeTransform):
-    """Remove a dimension of size 1. Another size raises ValueError.
+    """Remove the dimension `dim`. Raises ValueError if its size is not 1.
 
     >>> SqueezeTransform(0)(np.zeros((2, 1, 3))).shape
     (2, 3)
@@ -57,12 +57,12 @@ class Flatten(Transform):
     """Flatten observations to vectors.
 
     With `in_keys`, each named part becomes a vector. Without `in_keys`, the whole observation becomes one vector,
-    and Discrete and MultiDiscrete parts become one-hot (as in gymnasium's FlattenObservation). The possible values of a
-    one-hot part are known only from the observation space. So without `in_keys`, the transform works only in a
-    TransformedEnv or TransformedVectorEnv.
+    and Discrete and MultiDiscrete parts become one-hot (as in gymnasium's FlattenObservation). One-hot vectors
+    need the observation space, so without `in_keys`, the transform works only in a TransformedEnv or
+    TransformedVectorEnv.
 
-    Raises ValueError for spaces that are not numeric, such as Text. Also raises ValueError if the envs' vectors would
-    differ, for example with Discrete(2) and Discrete(4).
+    Raises ValueError for spaces that are not numeric, such as Text, and if vectors would differ between envs, for
+    example with Discrete(2) and Discrete(4).
 
     >>> Flatten(in_keys=["a"])({"a": np.zeros((2, 3, 4))})["a"].shape
     (2, 12)
@@ -129,15 +129,16 @@ class CatTensors(Transform):
     """Join parts of a Dict or Tuple observation, in the order of their names.
 
     Arguments:
-        in_keys: parts to join. None: all vectors.
+        in_keys: parts to join. None: all parts with one dimension.
         out_key: name of the result.
         dim: dimension to join along. Without `in_keys`, it must be -1.
         del_keys: remove the joined parts.
         unsqueeze_if_oor: if a part has no dimension `dim`, add dimensions of size 1 in front of its shape.
         sort: False joins in the order of `in_keys`.
 
-    The result has numpy's promoted dtype. With a string `out_key`, a Tuple becomes a Dict: `out_key` has the result,
-    and "observation" the tuple of the other parts. Raises ValueError for a missing key or parts that cannot be joined.
+    The result has numpy's promoted dtype. If `out_key` is a string, a Tuple becomes a Dict with the result in `out_key`
+    and the tuple of the other parts in "observation". Raises ValueError for a missing key or parts that cannot be
+    joined.
 
     >>> import numpy as np
     >>> CatTensors(["v", "x"])({"x": np.zeros((2, 3)), "v": np.ones((2, 1))})["observation_vector"]
@@ -202,9 +203,9 @@ def _order(key: Any) -> tuple[int, int, str]:
 class RenameTransform(Transform):
     """Rename parts of the observation.
 
-    `in_keys[i]` becomes `out_keys[i]`. `create_copy` also keeps the old name. An observation that is not a dict has the
-    name "observation". With a string in `out_keys`, a Tuple becomes a Dict, in which "observation" has the tuple of the
-    other parts.
+    `in_keys[i]` becomes `out_keys[i]`. `create_copy` also keeps the old name. An observation that is neither a Dict nor
+    a Tuple has the name "observation". If `out_keys` has a string, a Tuple becomes a Dict with the tuple of the other
+    parts in "observation".
 
     >>> import numpy as np
     >>> RenameTransform(["pixels"], ["frame"])({"pixels": np.zeros(1)})

@@ -31,7 +31,7 @@ Keys = Sequence[Any] | None
 
 
 class Rows:
-    """Results of a step or reset of k envs. A *row* is the result of one env. Transforms replace the attributes.
+    """Results of a step or reset of k envs. Transforms replace the attributes.
 
     `obs` is a tree of arrays (k, ...). `reward` is (k,) or (k, m), `terminated` and `truncated` are bool (k,). After a
     reset, these three are `None`. `info` has a dict per row.
@@ -72,12 +72,13 @@ class Transform:
     - Parts of the observation, without a state: `apply(array)`, on numpy or torch arrays (k, ...). The new space
       is derived from `apply`. `takes(shape, dtype)` selects parts if `in_keys` is `None`.
     - Whole rows: `reset(rows)`, `step(rows)` and `transform_observation_space`.
-    - A state per episode: also `repeat(rows)`, `episode_state(ids)` and `set_episode_state(ids, state)`.
+    - A state per episode: `has_state = True`, the methods for whole rows, `repeat(rows)`, `episode_state(ids)` and
+      `set_episode_state(ids, state)`.
     - Actions: `inv(action)` and `transform_action_space`.
 
     Arguments:
         in_keys: keys of the observation to read. A tuple of keys names a nested part. "observation" names an
-            observation that is not a dict. None: every part that `takes` accepts. Empty: no part.
+            observation that is neither a dict nor a tuple. None: every part that `takes` accepts. Empty: no part.
         out_keys: keys to write, one for each of `in_keys`. None: replace the parts.
 
     A transform belongs to one env. A transform without a state can also be called with a batch of observations. Raises
@@ -93,7 +94,7 @@ class Transform:
     has_state = False
     """True if the results depend on earlier rows of the env."""
     needs_parts = True
-    """True if an observation must have a part that `takes` accepts. Else, ValueError is raised."""
+    """If True and `in_keys` is `None`, an observation without a part that `takes` accepts raises ValueError."""
     ends_episodes = False
     """True if the transform may set `truncated` or `terminated`."""
 
@@ -113,7 +114,7 @@ class Transform:
         return array
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
-        """Return whether, without `in_keys`, to transform parts with this row shape and dtype."""
+        """Return whether to transform parts with this row shape and dtype if `in_keys` is `None`."""
         return True
 
     def reset(self, rows: Rows) -> None:
@@ -132,7 +133,7 @@ class Transform:
         self.step(rows)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        """Return the state of these envs' episodes: a tree of numpy arrays (k, ...), empty without a state.
+        """Return the state of these envs' episodes: a tree of numpy arrays (k, ...), or an empty dict.
 
         Raises NotImplementedError if `has_state` is True and the subclass lacks this method.
         """
@@ -145,14 +146,17 @@ class Transform:
         return {}
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        """Give these envs the state that `episode_state` returned for as many envs."""
+        """Give these envs the state that `episode_state` returned for the same number of envs."""
 
     def inv(self, action: Any) -> Any:
         """Convert the caller's actions (k, ...) to the env's actions."""
         return action
 
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """Return the space of a transformed part: `apply` of the bounds. Override this if `apply` is not monotonic."""
+        """Return a Box with `apply` of the bounds of `space` as bounds.
+
+        Override this method if `apply` is not monotonic.
+        """
         low, high = numeric_bounds(space)
         with np.errstate(all="ignore"):
             ends = self.apply(low[None])[0], self.apply(high[None])[0]
@@ -205,14 +209,17 @@ class Transform:
         """Return transformed observations. Raises RuntimeError if the transform has a state."""
         if self.has_state:
             raise RuntimeError(f"{self} has a state per env: use it in a TransformedEnv or TransformedVectorEnv")
-        own, self._places = self._places, None  # `obs` may differ from the env's, whose places must stay
+        own, self._places = self._places, None  # `obs` may be nested unlike the env's observations
         try:
             return self.transform_observation(obs)
         finally:
             self._places = own
 
     def find_places(self, tree: Any) -> list[Place]:
-        """Return the places to transform in a space or tree of arrays. Raises ValueError if no part matches."""
+        """Return the places to transform in a space or tree of arrays.
+
+        Raises ValueError if a key is missing or no part matches.
+        """
         if isinstance(tree, spaces.Space):
             tree = space_tree(tree, "observation")
         if self.in_keys is not None:

@@ -32,8 +32,8 @@ class TransformedEnv(HasTransforms, Wrapper):
 
     Raises:
         TypeError: `env` is not a gymnasium env, or `transform` is not a transform.
-        ValueError: a transform does not fit the spaces, or an action has a wrong shape.
-        RuntimeError: a transform belongs to another env.
+        ValueError: a transform does not fit the spaces, or an action for a transform has a wrong shape.
+        RuntimeError: a transform already belongs to an env.
         ObservationError: the shape, dtype or keys of an observation do not fit the env's space.
         EnvContractError: a reward is not a number or vector of numbers, or a flag is not a bool.
 
@@ -91,7 +91,7 @@ class TransformedEnv(HasTransforms, Wrapper):
 
 
 class TransformedRows(Wrapper):
-    """Env with transforms. Each call passes a batch of one row to the transforms."""
+    """Env that passes batches of one row to transforms."""
 
     def __init__(self, env: Env, transform: Compose) -> None:
         super().__init__(env)
@@ -147,8 +147,8 @@ class FrameSkip(EnvTransform):
     """Repeat each action `frame_skip` times, or until the episode ends, and sum the rewards.
 
     Earlier transforms see each of these steps. Later transforms see one step, with the last observation. An env that
-    already repeats actions `frame_skip` times (Atari's `frameskip`) stays unchanged. Raises ValueError if it repeats
-    actions a different number of times, unless `frame_skip` is 1.
+    already repeats actions `frame_skip` times (Atari's `frameskip`) stays unchanged. Raises ValueError if the env
+    repeats actions a different number of times, unless `frame_skip` is 1.
 
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), FrameSkip(4))
     >>> obs, info = env.reset(seed=0)
@@ -169,7 +169,7 @@ class NoopReset(EnvTransform):
 
     Arguments:
         noops: number of steps.
-        random: instead draw the number uniformly from 0 to `noops`, inclusive.
+        random: draw the number of steps uniformly from 0 to `noops`, inclusive.
         action: "random" (as in torchrl), or an action, such as Atari's no-op 0 (as in gymnasium and SB3).
 
     The seed of `reset` determines the number and the actions. If the episode ends during these steps, the env is reset
@@ -195,7 +195,7 @@ class _NoopReset(Wrapper):
     def __init__(self, env: Env, transform: NoopReset) -> None:
         super().__init__(env)
         self._noops, self._is_random, self._action = transform.noops, transform.random, transform.action
-        # Use own generators, so that the env and its action space draw the same numbers as without this transform.
+        # Own generators, so that env and action space draw the same numbers as without this transform.
         self._draws: np.random.Generator | None = None
         self._actions = copy.deepcopy(env.action_space)
 
@@ -223,7 +223,8 @@ class PixelObservation(EnvTransform):
     """Observe the rendered image, uint8 (height, width, 3), in a dict (as `GymEnv(from_pixels=True)`).
 
     Arguments:
-        pixels_only: False: also keep the env's observation. If it is not a dict, it gets the key "observation".
+        pixels_only: if False, keep the env's observation, too. An observation that is not a dict gets the key
+            "observation".
         key: key of the image.
         render_kwargs: arguments of the env's `render`.
 
@@ -244,5 +245,5 @@ class PixelObservation(EnvTransform):
 
     def wrap(self, env: Env) -> Env:
         wrapped = Pixels(env, self.pixels_only, self.key, self.render_kwargs, self._shape)
-        self._shape = wrapped.shape  # cached, because finding the shape resets the env
+        self._shape = wrapped.shape  # cached, because `Pixels` resets the env to find it
         return wrapped

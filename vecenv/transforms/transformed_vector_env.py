@@ -20,20 +20,19 @@ from vecenv.wrappers import RowWiseWrapper
 
 
 class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
-    """Vector env with transforms around it. Transforms run in the caller's process.
+    """Vector env with transforms, which run in the caller's process.
 
         venv = TransformedVectorEnv(ShmemVectorEnv(env_fns), Compose(GrayScale(), Resize(84), ToTensorImage()))
 
     Results are as if each env were a `TransformedEnv`, but all envs share the statistics of `VecNorm` and
-    `NormalizeReward`. A reset of an env clears its stacked frames and counters. Other methods and attributes are
-    forwarded to `venv`.
+    `NormalizeReward`. A reset of an env clears its stacked frames and counters.
 
     If a transform ends episodes (`TimeLimit`), `step(action, autoreset=True)` raises TypeError, because the worker that
     resets the env does not know of this end.
 
     Raises TypeError unless `venv` is a vecenv vector env, and for `FrameSkip`, `NoopReset` and `PixelObservation`,
-    because these need a `TransformedEnv`. Raises ValueError if a transform does not fit the spaces, and RuntimeError if
-    a transform already belongs to an env.
+    which need a `TransformedEnv`. Raises ValueError if a transform does not fit the spaces, and RuntimeError if a
+    transform already belongs to an env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -70,12 +69,12 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     @property
     def observation_space(self) -> list[Any]:
         """Spaces of the transformed observations, per env."""
-        own = self.venv.observation_space  # always read, because it raises if the vector env is closed
+        own = self.venv.observation_space  # always read, so that a closed vector env raises an error
         return own if self._observation_space is None else self._observation_space
 
     @property
     def action_space(self) -> list[Any]:
-        """Spaces of the caller's actions, per env. `seed` seeds them."""
+        """Spaces of the caller's actions, per env. `seed` and `set_seed` seed these spaces."""
         own = self.venv.action_space
         return own if self._action_space is None else self._action_space
 
@@ -127,7 +126,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         return rows.obs, rows.reward, rows.terminated, rows.truncated, info
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Transform only the observations of failed envs."""
+        """Transform the observations of failed envs. Rewards and flags stay."""
         rows = Rows(obs, info, rew, terminated, truncated)
         self.transform.repeat(rows)
         return rows.obs, rew, terminated, truncated, info

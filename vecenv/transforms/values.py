@@ -18,9 +18,10 @@ class DTypeCast(Transform):
     """Cast arrays of the observation from one dtype to another (as torchrl's DTypeCastTransform).
 
     Arguments:
-        dtype_in, dtype_out: dtypes or their names. Arrays of other dtypes than `dtype_in` are unchanged.
+        dtype_in, dtype_out: dtypes or their names. Only arrays of `dtype_in` change.
         in_keys: as for `Transform`. None: all arrays of `dtype_in`.
-        in_keys_inv: with `["action"]`, Box action spaces of `dtype_in` get `dtype_out`. Actions are cast back.
+        in_keys_inv: with `["action"]`, Boxes of `dtype_in` in the action space get `dtype_out`, and actions are cast
+            back to `dtype_in`.
 
     >>> DTypeCast("uint8", "float32")(np.zeros((1, 2), np.uint8)).dtype
     dtype('float32')
@@ -39,7 +40,7 @@ class DTypeCast(Transform):
             raise ValueError(f'in_keys_inv must be ["action"] or None, got {in_keys_inv!r}')
         self.needs_parts = not in_keys_inv
         self._is_cast: Any = None
-        """Tree like the action, with True for each array to cast. None: no array."""
+        """Tree like the action, with True for each array to cast. None: cast no actions."""
         super().__init__(in_keys, out_keys)
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
@@ -74,7 +75,7 @@ class DTypeCast(Transform):
 
 
 class DoubleToFloat(DTypeCast):
-    """Cast float64 observations, and with `in_keys_inv=["action"]` actions, to float32.
+    """Cast float64 observations to float32. With `in_keys_inv=["action"]`, float64 action spaces become float32.
 
     >>> DoubleToFloat()(np.zeros((1, 2))).dtype
     dtype('float32')
@@ -85,10 +86,10 @@ class DoubleToFloat(DTypeCast):
 
 
 class ObservationNorm(Transform):
-    """Compute `obs * scale + loc`, or with `standard_normal` `(obs - loc) / scale`.
+    """Compute `obs * scale + loc`, or `(obs - loc) / scale` with `standard_normal`.
 
-    `loc` and `scale` broadcast to the shape of an observation. Floats keep their dtype, integers become float32. Raises
-    ValueError for a scale of 0 with `standard_normal`.
+    `loc` and `scale` broadcast to the shape of an observation. Floats keep their dtype, other numbers become float32.
+    Raises ValueError for a scale of 0 with `standard_normal`.
 
     >>> ObservationNorm(1.0, 2.0, standard_normal=True)(np.array([[5.0]]))
     array([[2.]])
@@ -112,7 +113,7 @@ class ObservationNorm(Transform):
 
 
 class RewardScaling(ObservationNorm):
-    """Compute `reward * scale + loc`, or with `standard_normal` `(reward - loc) / scale`.
+    """Compute `reward * scale + loc`, or `(reward - loc) / scale` with `standard_normal`.
 
     >>> rows = Rows(None, None, np.array([1.0, 2.0]))
     >>> RewardScaling(loc=0.0, scale=0.1).step(rows)
@@ -207,6 +208,6 @@ class ActionScaling(Transform):
         scaled = action * scale + loc
         if self._bounds is None:
             return scaled
-        # Rounding may carry an action within [low, high] beyond the env's bound, so clip it.
+        # Rounding may carry an action within [low, high] beyond the env's bound, so clip the result.
         low, high, least, most = (each.like(action) for each in self._bounds)
         return namespace(action).where((action >= low) & (action <= high), scaled.clip(least, most), scaled)

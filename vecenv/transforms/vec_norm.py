@@ -39,7 +39,7 @@ class VecNorm(Freezable):
 
     An *entry* is an array of the observation, or the reward. A *row* is the value of an entry for one env. Each entry
     has a mean, a variance and a count (float64) of its rows, including rows of resets. A batch first updates these
-    statistics. Then:
+    statistics (unless `frozen`), and is then normalised:
 
         rows = (rows - mean) / max(sqrt(max(var, eps)), eps)
 
@@ -47,7 +47,7 @@ class VecNorm(Freezable):
 
     Arguments:
         in_keys: keys of the observation, and "reward" for the reward. None: all arrays of numbers (not bools), and the
-            reward. The tuple ("reward",) names a key of the observation.
+            reward. `("reward",)` is the key "reward" of the observation.
         out_keys: keys to write, one for each of `in_keys` except "reward". None: replace the arrays.
         decay: each batch multiplies the weight of older rows by this factor. With 1, all rows have the same weight.
         eps: lower limit of the variance and of the standard deviation.
@@ -176,7 +176,7 @@ class VecNorm(Freezable):
         self._statistics = {name: RunningMeanStd.of(arrays, name) for name in _entry_names(arrays)}
 
     def denorm(self, obs: Any) -> Any:
-        """Undo the normalisation of observations (a batch or a row). Dtypes stay."""
+        """Undo the normalisation of observations (a batch or a row), and keep the dtypes."""
         written = [(source, self._denormalise(name, part(obs, target))) for name, source, target in self._entries]
         return replace_parts(obs, (), written)
 
@@ -196,7 +196,7 @@ class VecNorm(Freezable):
         return {name: self._moments(name, arrays) for name in _entry_names(arrays)}
 
     def to_observation_norm(self) -> Transform:
-        """Return the current normalisation of observations as an ObservationNorm, or a Compose for several arrays."""
+        """Return the current normalisation of observations as an ObservationNorm or a Compose of transforms."""
         moments = self.moments()
         # Copy all arrays to their `out_keys` first, because a written key may be the source of a later entry.
         moved = [(source or (WHOLE,), target) for _, source, target in self._entries if source != target]
@@ -210,7 +210,7 @@ class VecNorm(Freezable):
         return {key: np.array(as_array(array)) for key, array in self._read().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the `state_dict` of a VecNorm, or of an `EnvCreator` whose envs have a single VecNorm, in place.
+        """Load the `state_dict` of a VecNorm, or of an `EnvCreator` whose envs have a single VecNorm.
 
         If names or shapes do not match, raises ValueError and changes nothing. Without an env, only names are checked.
         """
@@ -246,11 +246,11 @@ class VecNorm(Freezable):
         return found
 
     def shared_state(self) -> dict[str, np.ndarray]:
-        """Return the statistics' own arrays, not copies."""
+        """Return the statistics: own arrays, or copies of a bound `SharedState`."""
         return self._read()
 
     def bind_shared_state(self, state: Any) -> None:
-        """Use the statistics in a `SharedState`. `state.update()` locks the state, `state.read()` does not."""
+        """Use and update the statistics in `state`, a `SharedState`, from now on."""
         self._shared = state
 
     def __getstate__(self) -> dict[str, Any]:
@@ -278,9 +278,9 @@ def _state_of_only_vec_norm(state: Mapping[str, Any], name: str) -> Mapping[str,
 
 
 def _entry_name(path: Path) -> str:
-    """Return a unique name per path: "a.b" is key "b" in key "a", and "('a.b',)" is key "a.b"."""
+    """Return a unique name per path: "a.b" for key "b" in key "a", and "('a.b',)" for key "a.b"."""
     if path == (REWARD,) or not all(map(_is_plain, path)):
-        return repr(path)  # an observation's key "reward" must differ from the reward's name
+        return repr(path)  # the name "reward" means the env's reward
     return ".".join(map(str, path)) or WHOLE
 
 

@@ -1,7 +1,7 @@
 """`backend="auto"`: chooses this process, worker processes or (on free-threaded Python) threads for the envs.
 
 The choice depends on the speed of one env, measured in a worker process, so that a crash or hang does no harm.
-`vecenv.tune` is more accurate, because it measures whole vector envs. A *round* is one step of all envs.
+`vecenv.tune` is more accurate, because it measures whole vector envs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAKE_TIMEOUT, TIMEOUT = 5.0, 1.0
 DUMMY_ROUND, SHMEM_ROUND = 10e-6, 250e-6
 """Overhead of a round in seconds: in this process, and with worker processes (80 to 450 us on two CPUs)."""
 ONE_WORKER_ROUND = 100e-6
-"""The same for a single worker process, which no other worker delays."""
+"""Overhead with a single worker process, which no other worker delays."""
 ROW = 1e-6
 GAIN = 0.9
 MOST_WORKERS = 64
@@ -125,8 +125,8 @@ class CostProbe(gymnasium.Env[Any, Any]):
 def reason_against_threads(env: Any) -> str:
     """Return a reason not to run `env` in threads, or "".
 
-    Threads need a Python without the interpreter lock, and an env with `thread_safe = True`. An env without this
-    attribute may run in threads if its process has loaded no extension modules besides Python's and numpy's.
+    Threads need a Python without the interpreter lock. An env may run in threads if its attribute `thread_safe` is
+    True. Without this attribute, the env's process must have loaded no extension modules besides Python's and numpy's.
     """
     if has_gil():
         return f"importing {gil_modules[0]!r} has turned the interpreter lock on" if gil_modules else LOCKED
@@ -159,12 +159,12 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
             in_resets += now
     after, delay, count = resource.getrusage(resource.RUSAGE_SELF), _preempted_seconds(), len(steps)
     own, total = time.thread_time() - own, clock() - begin
-    # The median leaves out interruptions, but also rare resets. So add the mean time of resets per step.
+    # The median leaves out interruptions. It would leave out rare resets too, so add the mean time of resets.
     wall = _median_step(steps[slow_steps(steps) :]) + in_resets / count
     if delay is not None and delayed is not None:
         wall = max(own / count, min(wall, (total - (delay - delayed)) / count))
     cpu = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count
-    # A waiting env gives up the CPU. If an env does not, `cpu` is below `wall` because a virtual machine lost its CPU.
+    # A waiting env gives up the CPU. Otherwise, a virtual machine that lost its CPU makes `cpu` less than `wall`.
     yields = after.ru_nvcsw - before.ru_nvcsw
     waits = yields >= count / 2 or (delay is not None and yields > 0 and cpu < 0.5 * wall)
     return EnvCost(wall, min(cpu, wall) if waits else wall, slow_steps(steps))
@@ -183,7 +183,7 @@ def _preempted_seconds() -> float | None:
 
 
 def slow_steps(steps: Sequence[float]) -> int:
-    """Return the number of steps before the first five steps whose median is at most twice the usual time."""
+    """Return the number of slow steps at the start, before five steps with a median of at most twice the usual time."""
     usual = median(steps[len(steps) // 2 :])
     return next((i for i in range(len(steps)) if median(steps[i : i + 5]) <= 2 * usual), 0)
 
@@ -265,7 +265,7 @@ def _choose(env_fns: Sequence[Callable[[], Any]], in_processes: bool) -> Choice:
 
 
 def predict(cost: EnvCost, n: int, cpus: int, in_processes: bool = False) -> Choice:
-    """Predict the time of a round of `n` envs, and return the choice. `in_processes`: always choose shmem.
+    """Choose a backend by the predicted time of a round of `n` envs. `in_processes`: always choose shmem.
 
     >>> predict(EnvCost(10e-6, 10e-6, 0), 8, cpus=2).backend, predict(EnvCost(1e-3, 1e-3, 0), 8, cpus=2).backend
     ('dummy', 'shmem')

@@ -1,7 +1,7 @@
 """`tune`: measures the speed of vector env classes in a loop that computes between steps, as a policy does.
 
-1. `measure_cost` measures one env. The cost decides on the candidates.
-2. Each candidate makes its envs, and steps them a few times.
+1. `measure_cost` measures one env. The cost determines the candidates.
+2. Each candidate (`TuneRow`) makes its envs, and steps them a few times.
 3. The candidates take turns, for eight time slices each, so that noise affects all. `tune` compares medians of slices.
 """
 
@@ -30,11 +30,11 @@ PASSES = 8
 ROUNDS_BEFORE = 3
 """Unmeasured rounds of each candidate, in addition to slow first steps of its envs."""
 TIE, TIE_WITH_THREADS = 0.95, 0.9
-"""Share of the highest speed that counts as equal to it."""
+"""Shares of the highest speed that count as equal to it: usually, and if Thread is fastest."""
 OFTEN = 0.5
-"""Share of rounds with resets (see `rate`)."""
+"""Share of rounds with resets from which resets are not rare (see `rate`)."""
 NOISE = 0.3
-"""Share of slices (see `tune`)."""
+"""Share of slices in which a tied candidate is at least as fast as the fastest."""
 ACTION_ROWS = 16
 BAR = 40
 THREAD_SAFE = "envs must be thread-safe"
@@ -50,7 +50,7 @@ class TuneRow(NamedTuple):
     steps_per_second: float | None
     """Env steps per second, if the caller computes for `pause` seconds in each round. None for a failed candidate."""
     note: str
-    """Reason of a failure. Otherwise, for "thread", a warning that the envs must be thread-safe."""
+    """Reason of a failure, or for "thread" a warning that the envs must be thread-safe, or ""."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -111,15 +111,15 @@ class TuneResult:
 
 
 def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> TuneResult:
-    """Measure DummyVectorEnv, ShmemVectorEnv and ThreadVectorEnv on these envs, and return a table with the best.
+    """Measure how fast DummyVectorEnv, ShmemVectorEnv and ThreadVectorEnv step these envs, and find the best candidate.
 
-    pause: CPU seconds that your program uses between two steps of the vector env, for example for the policy.
-    seconds: duration of the comparison. Before the comparison, `tune` measures one env, and makes the envs of all
-        candidates. All these envs are open at the same time.
+    pause: CPU seconds that your program uses between two steps, for example for the policy.
+    seconds: duration of the comparison. Before, `tune` measures one env, and makes the envs of all candidates,
+        which are open at the same time.
 
     The envs take random actions, and are reset when an episode ends. The best candidate is the simplest (in the order
     Dummy, Shmem, Thread) with at least 95 % of the highest speed. If Thread is fastest, 90 % suffice, because its envs
-    must be thread-safe. A candidate that is as fast as the fastest in 30 % of its short measurements also suffices.
+    must be thread-safe. It also suffices to be at least as fast as the fastest in 30 % of the time slices.
 
     Raises:
         ValueError, TypeError: an argument is wrong.
@@ -140,7 +140,8 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
     if (duration := check_timeout(seconds, "seconds")) is None:
         raise ValueError("seconds must be a positive number of seconds, got None")
     with warnings.catch_warnings(), ExitStack() as opened:
-        warnings.filterwarnings("ignore", "a worker spent")  # it advises one worker per env, which `tune` measures
+        # This warning advises one worker per env, which `tune` measures.
+        warnings.filterwarnings("ignore", "a worker spent")
         measured = unshared_env_fns(fns)
         try:
             found = measure_cost(measured[0], duration / 4, START_TIMEOUT, START_TIMEOUT)
@@ -246,7 +247,7 @@ class _CandidateLoop:
 def _open(
     loops: Sequence[_CandidateLoop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float
 ) -> None:
-    """Open all candidates, worker processes first. If an env hangs or crashes there, do not run it in this process."""
+    """Open all candidates, worker processes first. If an env hangs or crashes there, run no envs in this process."""
     harmful = ""
     for loop in sorted(loops, key=lambda loop: ["shmem", "thread", "dummy"].index(loop.backend)):
         try:

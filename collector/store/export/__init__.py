@@ -20,13 +20,13 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
     """Write the episodes of a data set, or of a slice, in another format. Returns `out`.
 
     - `to="parquet"`: a folder with steps.parquet (a row per observation) and episodes.parquet.
-    - `to="lerobot"`: a folder in LeRobot's format v3, without the last observation of an episode
+    - `to="lerobot"`: a folder in LeRobot's format v3, without the last observation of each episode
       (docs/guides/datasets.md). Options: `fps` (30), `task`, `robot_type`.
     - `to="minari"`: a Minari data set, which is read back and compared. Options: `dataset_id`, and metadata such as
       `description`. Minari finds the data set if `out` is MINARI_DATASETS_PATH/namespace/name-v0.
 
     Raises ValueError for an unknown `to`, and ImportError if a package is missing. Raises `DatasetError` if `out`
-    exists or is inside a data set, if episodes or required spaces are missing, or if the disk is full.
+    exists or is inside a data set, if the data set has no episodes or lacks required spaces, or if the disk is full.
 
     Example::
 
@@ -48,7 +48,7 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".partial", dir=out.parent) as folder:
-            partial = Path(folder, "data").absolute()  # Minari joins relative paths
+            partial = Path(folder, "data").absolute()  # Minari would join a relative path to itself
             write(data, partial, name=out, **options)
             os.rename(partial, out)
     except OSError as error:

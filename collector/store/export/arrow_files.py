@@ -37,8 +37,8 @@ _PNG = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
     """Write steps.parquet and episodes.parquet.
 
-    The last row of an episode (`is_last`) has only an observation; its other values are 0. A scalar is a number, a
-    uint8 array with several dimensions is binary, and any other array is a flat list of fixed size.
+    The last row of an episode (`is_last`) has only an observation; action, reward and flags are 0. A scalar is a
+    number, a uint8 array with several dimensions is binary, and any other array is a flat list of fixed size.
     """
     layout = dataset.layout
     assert layout is not None
@@ -218,7 +218,6 @@ def _png(picture: np.ndarray) -> bytes:
 
 
 def _summary(array: np.ndarray) -> tuple[Any, ...]:
-    """Return statistics of a feature. Images are scaled to 0..1, and summarised per channel."""
     is_picture = _is_picture(array)
     rows = array.reshape(-1, array.shape[-1]) / 255.0 if is_picture else array.reshape(len(array), -1).astype(float)
     return rows.sum(0), (rows**2).sum(0), rows.min(0), rows.max(0), len(rows), len(array)

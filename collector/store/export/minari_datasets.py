@@ -48,7 +48,6 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
 
 
 def _check_keys(path: str, space: Any) -> None:
-    """Raise `DatasetError` for a key of a Dict space that is not a name in an HDF5 file."""
     if isinstance(space, gymnasium.spaces.Dict):
         for key, part in space.items():
             if key in ("", ".") or "/" in key or "\0" in key:
@@ -79,7 +78,7 @@ def _buffer(episode: Episode, place: int) -> Any:
 
 
 def _spec(head: dict[str, Any]) -> Any:
-    """Return the spec of the job's env if registered. No module is imported."""
+    """Return the spec of the job's env, if registered, without importing a module."""
     job = head.get("job")
     name = job.get("env") if isinstance(job, dict) else None
     return gymnasium.registry.get(name) if isinstance(name, str) else None

@@ -159,7 +159,7 @@ def test_what_envs_that_step_together_cannot_do_is_an_error_that_says_what_to_do
         with pytest.raises(ValueError, match=r"steps its 3 envs together: .* got actions for \[0, 2\] only"):
             venv.step([0, 1], [0, 2])
         advice = "pass no ids, or let the next step reset the envs whose episode is over"
-        with pytest.raises(ValueError, match=rf"no reset of some envs .* got reset\(\[1\]\): {advice}"):
+        with pytest.raises(ValueError, match=rf"cannot reset only some envs .* got reset\(\[1\]\): {advice}"):
             venv.reset(1)
         with pytest.raises(ValueError, match=r"whose episode ended in the previous step: \[\], got reset=\[1\]"):
             venv.step([0, 1, 0], reset=[1])
@@ -176,7 +176,7 @@ def test_what_envs_that_step_together_cannot_do_is_an_error_that_says_what_to_do
         with pytest.raises(RuntimeError, match="first reset of SyncVectorEnv must be of all envs"):
             venv.reset([1])
         venv.reset()
-        with pytest.raises(ValueError, match=r"none can be reset in a step: call reset\(\[1\]\), then step"):
+        with pytest.raises(ValueError, match=r"cannot reset some of them instead: call reset\(\[1\]\), then step"):
             venv.step([0] * N, reset=[1])
     with native("Disabled", resets_by_id=False) as venv:
         venv.reset()
@@ -244,7 +244,7 @@ def test_seeds_and_options_of_resets() -> None:
     with from_gymnasium(cartpoles()) as left, from_gymnasium(cartpoles()) as right:
         left.set_seed(4), right.set_seed(4)  # all envs share a random stream
         np.testing.assert_array_equal(left.step([0, 1, 0])[0], right.step([0, 1, 0])[0])
-        with pytest.raises(ValueError, match="no reset of some envs"):
+        with pytest.raises(ValueError, match="cannot reset only some envs"):
             left.seed([1, None, 2])
     with native("NextStep") as venv:
         venv.reset(options={"t": 2})

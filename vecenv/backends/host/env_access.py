@@ -114,7 +114,7 @@ def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def seed_env(env: Any, seed: int) -> bool:
-    """Seed the action space and, if a layer has `seed`, the env. Otherwise return True: a reset must seed the env."""
+    """Seed the action space, and the env if a layer has `seed`. Return True if a reset must seed the env."""
     own_seed = next((layer.seed for layer in layers(env) if callable(getattr(layer, "seed", None))), None)
     if own_seed is not None:
         own_seed(seed)
@@ -186,7 +186,11 @@ def _episode_state(layer: Any) -> dict[str, Any]:
 
 
 def set_state(env: Any, state: tuple[Any, list[dict[str, Any]]]) -> None:
-    """Restore a state that `get_state` returned for an equal env. Raises ValueError if the layers differ in number."""
+    """Restore a state that `get_state` returned for an env with the same layers.
+
+    Raises ValueError if `state` is something else or has a different number of layers, NotImplementedError as
+    `get_state`.
+    """
     stack = layers(env)
     if not isinstance(state, tuple) or len(state) != 2 or len(state[1]) != len(stack):
         raise ValueError(
@@ -211,8 +215,7 @@ def set_state(env: Any, state: tuple[Any, list[dict[str, Any]]]) -> None:
 
 
 def _vars(layer: Any) -> dict[str, Any]:
-    """Return `vars(layer)`, or a new dict for a layer without `__dict__` (extension modules, slots)."""
-    return getattr(layer, "__dict__", {})
+    return getattr(layer, "__dict__", {})  # extension modules and slots have no `__dict__`
 
 
 def _put(data: Any, name: str, value: np.ndarray) -> None:

@@ -32,11 +32,11 @@ from vecenv.backends.memory.infos import InfoWriter
 from vecenv.errors import EnvContractError, VectorEnvError
 
 Payload = Callable[[int, int], Any]
-"""Function (env index, opcode) that returns an action or reset arguments outside the arena, or a `Failure`."""
+"""Function (env index, opcode) that returns an action or reset arguments that do not fit the arena, or a `Failure`."""
 
 
 class EnvReport(NamedTuple):
-    """Attributes of a new env. An attribute that the env lacks is `None`."""
+    """Attributes of a new env. Missing attributes are `None`."""
 
     observation_space: Any
     action_space: Any
@@ -50,11 +50,11 @@ ATTRIBUTES = EnvReport._fields[:-1]
 
 
 class EnvHost:
-    """Host of the envs of `env_fns`, with ids from `first_id`.
+    """Host of the envs of `env_fns`. The env with index j has the id `first_id + j`.
 
     - `local`: the host runs in the caller's process, and keeps exceptions as objects. A local host, or a host of
       several envs, copies infos and object observations, because an env may change them later.
-    - `interruptible`: the host raises the KeyboardInterrupt of an env. Otherwise, the interrupt is the env's failure.
+    - `interruptible`: the host raises an env's KeyboardInterrupt. If False, the interrupt becomes the env's failure.
     - `progress[0]`: the host writes a new number before each use of an env, for the watchdog. The number modulo
       `len(env_fns)` is the env's index. If the write raises, the host uses no further env.
     - If an env forks this process, the host ends the copy when the copy leaves the env's method. An `interruptible`
@@ -299,7 +299,7 @@ def check_single_agent(env: Any, origin: str) -> None:
 
 
 def check_distinct(envs: Sequence[Any]) -> None:
-    """Raise ValueError if two env functions returned the same env, for example `lambda: env`."""
+    """Raise ValueError if two env functions returned the same env."""
     seen: dict[int, int] = {}
     for i, env in enumerate(envs):
         first = seen.setdefault(id(getattr(env, "unwrapped", env)), i)
@@ -318,5 +318,5 @@ def report_of(env: Any) -> EnvReport:
 
 
 def make_report(parts: Sequence[Any]) -> EnvReport:
-    """Build a report with copied spaces, because the caller may sample a space that envs share."""
+    """Build a report with copied spaces, so that the caller's samples do not advance the env's generators."""
     return EnvReport(*copy.deepcopy(parts[:2]), *parts[2:])

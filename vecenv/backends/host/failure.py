@@ -1,6 +1,6 @@
 """`Failure`: an env's exception, described in strings that any process can unpickle.
 
-A worker also sends the pickled exception, if unpickling gives an equal one.
+A worker also sends the pickled exception, if unpickling keeps its class and text.
 """
 
 from __future__ import annotations

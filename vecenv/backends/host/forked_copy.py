@@ -1,4 +1,4 @@
-"""`end_copy`: ends a copy of this process that an env has forked, if the copy returns from the env's method.
+"""`end_copy`: ends a copy of this process that an env's method has forked, when the copy leaves the method.
 
 The copy would otherwise continue in the worker's loop, write into shared memory, and answer in place of the worker.
 """
@@ -14,9 +14,9 @@ _mark: list[bool] = []
 
 
 def copy_mark() -> list[bool]:
-    """Return a list that is empty in this process, and not empty in copies that are forked from now on.
+    """Return a list that is empty in this process, and not in copies that are forked from now on.
 
-    A test of this list is ten times as fast as `os.getpid()`.
+    Testing the list is ten times as fast as `os.getpid()`.
     """
     return _mark
 
@@ -24,7 +24,7 @@ def copy_mark() -> list[bool]:
 def _mark_copy() -> None:
     global _mark
     _mark.append(True)
-    _mark = []  # for hosts that this copy makes
+    _mark = []  # hosts of this copy must not end it
 
 
 os.register_at_fork(after_in_child=_mark_copy)

@@ -20,7 +20,7 @@ Keep = Callable[[Any], Any]
 
 
 class Final(NamedTuple):
-    """Values of an episode's last step that the arena does not hold, if the same round also reset the env.
+    """Values of an episode's last step that the arena does not hold, if the same round reset the env.
 
     `objects`: object leaves of the last observation. `obs`: the last observation, if the row does not keep all its
     types (see `is_exact`).
@@ -226,8 +226,8 @@ def _tuple_put(children: list[Put], own: Any) -> Put:
 def fit(value: Any, leaf: Leaf) -> np.ndarray:
     """Return `value` as an array with the shape and dtype of `leaf`.
 
-    Conversion to floats may round. Any other change of value raises ObservationError. The shapes () and (1,) are
-    interchangeable.
+    Raises ObservationError for a different shape ((1,) and () count as equal), and if a value would change, except by
+    rounding to a float type.
     """
     try:
         array = np.asarray(value)
@@ -289,7 +289,7 @@ def copy_containers(value: Any) -> Any:
     """Copy containers and their arrays, because the env may change them later. Other objects stay shared."""
     try:
         return _copy_dict(value) if value.__class__ is dict else _copy_arrays(value)
-    except RecursionError:  # nested too deep
+    except RecursionError:
         return value
 
 

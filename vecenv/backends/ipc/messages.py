@@ -5,7 +5,7 @@
 The worker's end blocks. The parent's end never blocks: `post` keeps unsent bytes until `flush`, and `receive` reads
 arrived bytes. So large messages cannot make both ends wait for each other.
 
-Ctrl-C in the parent may lose a whole frame, but not a part of one, because a single C call moves bytes between socket
+Ctrl-C in the parent may lose a whole frame, but never cuts a frame, because a single C call moves bytes between socket
 and buffer. After Ctrl-C, the parent sends SYNC, and discards results until the worker answers SYNCED.
 """
 
@@ -97,7 +97,7 @@ class Channel:
         return len(self._in) > size
 
     def post(self, kind: int, number: int, *parts: bytes | memoryview) -> bool:
-        """Send a frame without waiting. Keep unsent bytes for `flush`. Return True if all were sent."""
+        """Send a frame without waiting. Keep unsent bytes for `flush`. Return True if no bytes are kept."""
         size = sum(map(len, parts))
         frame = b"".join((HEADER.pack(size, kind, number), *parts))
         if self._out[0]:

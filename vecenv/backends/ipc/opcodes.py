@@ -1,7 +1,7 @@
 """Values of an env's status byte: IDLE, an opcode (requested operation), or an answer (DONE and above).
 
 A status byte has one writer at a time. The parent replaces IDLE by an opcode. The worker writes the env's row of the
-arena (the memory of a batch), and replaces the opcode by an answer. Then the parent reads the row, and writes IDLE.
+arena, and replaces the opcode by an answer. Then the parent reads the row, and writes IDLE.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ AUTORESET = 64  # added to a step: also reset the env if its episode ends
 STEP_RESET = STEP | AUTORESET
 PLAIN = ~AUTORESET & 127  # mask that removes AUTORESET
 DONE = 128  # the row is the whole answer
-EXTRA = 1  # added to DONE, like FINAL and INFO: an `Extra` follows
-FINAL = 2  # the arena has the last observation of an episode
-INFO = 4  # the info is in the arena
+EXTRA = 1  # added to DONE: an `Extra` follows
+FINAL = 2  # added to DONE: the arena has the last observation of an episode
+INFO = 4  # added to DONE: the info is in the arena
 DONE_EXTRA, DONE_FINAL, DONE_EXTRA_FINAL = DONE | EXTRA, DONE | FINAL, DONE | EXTRA | FINAL
 DONE_INFO = DONE | INFO
 BUSY, NOT_DONE = bytes(range(IDLE + 1, DONE)), bytes(range(DONE))

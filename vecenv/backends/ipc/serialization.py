@@ -1,4 +1,4 @@
-"""Pickling for other processes, also of file descriptors, and of classes and functions of the main script."""
+"""Pickling of values, file descriptors, and classes and functions of the main script, for other processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ _CachedFunction: Any = type(functools.lru_cache(maxsize=None)(len))
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle `value`, with `dumps_by_value` if plain pickle fails."""
     try:
         return pickle.dumps(value, protocol=5)
     except RecursionError:
@@ -96,7 +95,7 @@ class ByValuePickler(cloudpickle.Pickler):
 
 
 def dumps_and_modules(value: Any) -> tuple[bytes, set[str]]:
-    """Return `dumps_by_value(value)`, and the names of slow modules that workers import for it."""
+    """Return `dumps_by_value(value)`, and the names of slowly imported modules that workers need."""
     with io.BytesIO() as file:
         pickler = _Recorder(file)
         pickler.dump(value)
@@ -130,7 +129,7 @@ class _Recorder(ByValuePickler):
 
 
 def _is_slow(name: str) -> bool:
-    """Return True if the import of a module loads a library outside `QUICK_PACKAGES`, even indirectly."""
+    """Return True if importing a module loads a library outside `QUICK_PACKAGES`, even indirectly."""
     seen, ahead = {name}, [name]
     while ahead:
         module = sys.modules.get(ahead.pop())
@@ -157,7 +156,10 @@ def _root(name: str) -> str:
 
 
 class Descriptor:
-    """File descriptor that `dumps_apart` or the start of a process can pickle. The receiver owns a duplicate."""
+    """File descriptor that can be pickled by `dumps_apart`, or among the arguments of a new process.
+
+    The receiver owns a duplicate.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -211,7 +213,10 @@ def send_descriptors(sock: socket.socket, fds: Sequence[int]) -> None:
 
 
 def receive_descriptors(sock: socket.socket) -> list[int]:
-    """Receive the descriptors of one call of `send_descriptors`. Raises EOFError if the sender closes the socket."""
+    """Receive the descriptors of a call of `send_descriptors`.
+
+    Raises EOFError if the sender closes the socket, OSError if this process has too many open files.
+    """
     received: list[int] = []
     while True:
         data, fds, flags, _ = socket.recv_fds(sock, 1, FDS_PER_MESSAGE)

@@ -1,6 +1,6 @@
 """`SpinWait`: busy-waits for a moment before the process sleeps. `Wakeup`: wakes a sleeping process.
 
-Waking needs a system call, so the waker skips it for an awake process. The sleeper sets a flag in shared memory
+Waking needs a system call, which the waker skips if the process is awake. The sleeper sets a flag in shared memory
 *before* its last check for data. The waker writes data *before* reading the flag. Memory fences keep these orders, so
 no wakeup is lost.
 """
@@ -24,7 +24,7 @@ def _locked_fence() -> None:
 
 
 # Memory fence: makes earlier writes visible before later reads and writes. On x86, acquiring a lock is a fence.
-# Elsewhere, a system call that releases the interpreter lock is one.
+# Elsewhere, a system call that releases the interpreter lock is a fence.
 fence: Callable[[], None] = _locked_fence if IN_ORDER else os.sched_yield
 
 
@@ -41,8 +41,8 @@ def wakeup_fds() -> tuple[int, int]:
 SLICE = 1e-3
 """Seconds. If a sched_yield takes longer, another program has used the CPU."""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 4096
-"""Smallest and largest number of waits after a long yield that check only once. Each long yield quadruples the number,
-and each busy-wait without one halves it. It starts small, because this program itself may cause a long yield.
+"""Smallest and largest number of waits that check only once after a long yield. Each long yield quadruples the number,
+and each busy-wait without a long yield halves it. The number starts small, because this program may cause a long yield.
 """
 
 

@@ -12,7 +12,7 @@ info        (n, 512)  uint8 an info of numbers and small arrays (see `infos.py`)
 
 A leaf is a part of a nested observation or action, for example `obs["image"]`. Parts with a fixed shape are array
 leaves. Other parts are object leaves, which are pickled: Text, Graph, Sequence, OneOf and custom spaces, parts whose
-spaces differ between envs, and envs without a space. An action with an object leaf is pickled as a whole.
+keys, shapes or dtypes differ between envs, and envs without a space. An action with an object leaf is pickled whole.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ _INFO = Leaf("info", (INFO_BYTES,), np.dtype(np.uint8))
 def _plan(layout: Layout, n: int) -> tuple[list[int], int, int]:
     """Return the offset of each array, the size without `final` and `info`, and the full size, all in bytes.
 
-    Each array starts at a page boundary, so that the caller can register it with a GPU.
+    Offsets are multiples of a page, so that the caller can register an array in shared memory with a GPU.
     """
     action = [] if layout.action is None else nest.leaves(layout.action)
     obs = [leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)]

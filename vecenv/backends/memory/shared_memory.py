@@ -52,8 +52,7 @@ def _refused(size: int, purpose: str, reason: str) -> SharedMemoryError:
 
 
 LINE = 8  # 64-bit numbers per worker, which fill a cache line
-# The worker writes a new number before each use of an env. The env's index is this number modulo the number of envs.
-PROGRESS = 0
+PROGRESS = 0  # written by the worker before each use of an env (see `EnvHost`)
 FRAMES = 1  # written by the parent: number of frames posted for the worker (ShmemBackend)
 BUSY_NS = 2  # written by the worker: nanoseconds spent in rounds
 DOING = 3  # written by the worker: one of the values below
@@ -76,7 +75,7 @@ class Control:
 
     All workers share the two wakeups in `everyone`. A sleeping worker polls its own wakeup and
     `everyone[full + 1 & 1]`, which the next round of all envs makes readable. The parent clears this wakeup in the
-    round of all envs after that. By then all workers have answered, and none polls this wakeup.
+    following round of all envs, when all workers have answered, and no worker polls this wakeup.
     """
 
     def __init__(self, workers: int, fd: int | None = None) -> None:

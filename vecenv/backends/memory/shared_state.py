@@ -4,8 +4,8 @@
     buffer 0 the arrays, one after the other
     buffer 1 the same
 
-An update copies the current buffer into the other buffer, and changes the copy. Then it writes the byte in the header,
-which makes the copy current. If a process is killed before this write, the current arrays are unchanged.
+An update copies the current buffer into the other buffer, and changes the copy. Then it writes the header's byte, which
+makes the copy current. If a process is killed before this write, the current arrays are unchanged.
 
 A wrapper or transform with such a state has two methods (`Stateful`)::
 
@@ -87,11 +87,11 @@ class _Hold:
             deque[Any](),
         )
         """Results of four steps: take the thread lock, start a helper thread (see `ProcessLock._wait`), acquire
-        `first`, release the thread lock. One C call does a step and records its result, so no interrupt comes between.
+        `first`, release the thread lock. A single C call does and records a step, so no interrupt comes between.
         """
         self.first = threading.Lock()
-        """Lock that the helper acquires after the process lock, and this thread at the end of its wait. If this thread
-        is first, the helper releases the process lock.
+        """Lock that the helper tries to acquire after the process lock, and this thread at the end of the wait. If this
+        thread is first, the helper releases the process lock.
         """
 
     def is_stale(self, at: FrameType | None) -> bool:
@@ -103,7 +103,7 @@ class _Hold:
         return at is None
 
     def decide(self) -> bool:
-        """Tell the helper thread to release the lock. Return False if this thread already has the lock."""
+        """Tell the helper to release the process lock. Return False if this thread already has the process lock."""
         if not self.decided:
             self.decided.extend(map(self.first.acquire, (False,)))
         return self.decided[0]
@@ -182,7 +182,7 @@ holds: dict[tuple[int, int], _Hold] = {}
 
 
 def free_stale_locks(frame: FrameType) -> None:
-    """Release locks that this thread still holds after an interrupt. `frame` must not be inside an update."""
+    """Release locks that this thread still holds after an interrupt. Keep locks of updates that contain `frame`."""
     for key, hold in list(holds.items()):
         if key[0] == threading.get_ident() and hold.is_stale(frame):
             hold.lock.release(hold)
@@ -299,7 +299,7 @@ class SharedState:
         if (hold := self._lock.acquire(LOCK_TIMEOUT, frame)) is None:
             raise TimeoutError(
                 f"{self!r} has been locked for {LOCK_TIMEOUT:g} s by process {self._holder[0]}, which is stopped or "
-                "hangs in an update; end this process to free the state"
+                "hangs in an update; end that process to free the state"
             )
         self._holder[0] = os.getpid()
         return hold
@@ -357,7 +357,7 @@ def form_of(arrays: Mapping[str, np.ndarray]) -> Form:
 
 @contextmanager
 def pickled_by_name() -> Iterator[dict[str, SharedState]]:
-    """Inside the `with` block, pickle only tokens of shared states (in this thread). Yield the pickled states by token.
+    """Pickle only tokens of shared states in the `with` block (in this thread). Yield the pickled states by token.
 
     Only a process with these states in its arguments can load such a pickle.
     """

@@ -17,7 +17,7 @@ Arrays = dict[str, np.ndarray]
 Change = tuple[Arrays, Arrays]
 """Arrays of a worker's copy without and with the unreported changes."""
 LARGE_STATE = 2**16
-"""Bytes. Larger states are checked for changes once per `INTERVAL` (seconds), not in each call."""
+"""Bytes. Larger states are checked for changes once per `INTERVAL` (seconds)."""
 INTERVAL = 1.0
 STATISTICS = ("mean", "var", "count")
 """Endings of the names of running statistics (`RunningMeanStd`)."""
@@ -42,7 +42,7 @@ class StateCopies:
                 self._before[k] = arrays
 
     def changes(self, all_of_them: bool = False) -> list[Change | None]:
-        """Return the changes since the last report. `all_of_them`: also large states before `INTERVAL` is over."""
+        """Return the changes since the last report. `all_of_them`: also of large states before `INTERVAL` is over."""
         is_due = all_of_them or time.monotonic() >= self._due
         if is_due:
             self._due = time.monotonic() + INTERVAL
@@ -66,7 +66,7 @@ class StateMerger:
         self._due = 0.0
 
     def news(self) -> list[Arrays | None]:
-        """Return each state that has changed since the worker received it, else `None`."""
+        """Return, per state, the arrays if changed since the worker received them, else `None`."""
         if is_due := time.monotonic() >= self._due:
             self._due = time.monotonic() + INTERVAL
         news: list[Arrays | None] = []
@@ -94,7 +94,7 @@ def merge_updates(
     """Return the arrays `now` with the changes from `before` to `after`.
 
     Arrays "<name>_mean", "<name>_var" and "<name>_count" are statistics, and are merged exactly. Changes of other
-    numbers are added. In other arrays, changed elements are copied.
+    numbers are added. In arrays without numbers (bool), changed elements are copied.
 
     >>> now, before = {"steps": np.array(5)}, {"steps": np.array(2)}
     >>> merge_updates(now, before, {"steps": np.array(6)})

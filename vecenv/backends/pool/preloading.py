@@ -89,7 +89,10 @@ class PreloadedServer(forkserver.ForkServer):
             os.kill(int(self.process.pid or 0), signal.SIGKILL)
 
     def ensure_running(self) -> None:
-        """Start only the resource tracker. If this server has ended, `start_process` uses the plain forkserver."""
+        """Start only the resource tracker.
+
+        If this server has ended, `start_process` uses the plain forkserver (see `start_methods`).
+        """
         resource_tracker.ensure_running()
 
     def is_current(self) -> bool:
@@ -126,7 +129,7 @@ def preloaded_server(modules: Collection[str], environ: dict[str, str], timeout:
 
 
 def _discard_servers() -> None:
-    """In a forked child, close the copies of the pipes that keep the servers running."""
+    """Close a forked child's copies of the pipes that keep the servers running."""
     global _lock
     _lock = threading.Lock()
     for server in list(_all):

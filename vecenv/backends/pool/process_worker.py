@@ -25,8 +25,8 @@ from vecenv.errors import warn_caller
 from vecenv.portability import allowed_cpus, binds_to_cpus, pidfd
 
 SOCKET_BUFFER = 1 << 16
-# At most five stay open: channel, sentinel, pipe to the worker, wakeup and pidfd. On macOS, there is no pidfd, but the
-# wakeup takes two. Two more are for the start.
+# Five stay open: channel, sentinel, pipe to the worker, wakeup and pidfd (on macOS, two for the wakeup and no pidfd).
+# Two more are for the start.
 FDS_PER_WORKER = 7
 FDS_BESIDES = 24
 CUT_OFF = (
@@ -38,7 +38,7 @@ _launched: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """In a forked child, close the copies of the channels. They would keep workers running without the parent."""
+    """Close a forked child's copies of the channels, which would keep workers running without the parent."""
     for worker in list(_launched):
         worker.close_ends()
     _launched.clear()
@@ -81,8 +81,8 @@ class ProcessWorker(WorkerHandle):
             theirs.close()  # so that the channel hangs up when the worker exits
         self._pipes = parent_fds(self.process)
         if self._is_child:
-            # Processes that an env has started may keep the channel and the sentinel open after the worker has exited.
-            # The pidfd reports the worker's exit even then.
+            # Processes of an env may keep the channel and the sentinel open after the worker's exit. The pidfd still
+            # reports the exit.
             self._pidfd = pidfd(self.pid)
 
     def close_ends(self) -> None:

@@ -103,13 +103,16 @@ class CallChannel:
         return self._frames.popleft() if self._frames else None
 
     def await_end(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for the first call. On this node, this call lasts until the envs are closed."""
+        """Wait up to `timeout` seconds for the oldest pending call, and return `ended`.
+
+        For an actor on this node, this call is `start`, which lasts until the envs are closed.
+        """
         if not self.ended and self._calls and wait([self._calls[0]], timeout).done:
             self.receive()
         return self.ended
 
     def seems_ended(self) -> bool:
-        """Return True if the first call has failed, or has returned because the envs are closed."""
+        """Return True if the oldest pending call has failed, or has returned because the envs are closed."""
         first = next(iter(tuple(self._calls)), None)
         return self.ended or (
             first is not None and first.done() and (first.exception() is not None or first.result() is None)

@@ -1,10 +1,10 @@
 """Keep threads of OpenMP and OpenBLAS in this process from spinning on CPUs that workers need.
 
 After a parallel operation, threads of libgomp (torch) wait in a busy loop for milliseconds, and threads of OpenBLAS
-(numpy, scipy) for about 20 ms. vecenv prevents this without changing results:
+(numpy, scipy) for about 20 ms. vecenv shortens these waits without changing results:
 
 - OpenMP 5.0 can end the idle threads of the calling thread. The next parallel region starts new threads.
-- vecenv sets a short spin time for OpenBLAS, and ends its threads, as each `fork()` does. New threads use the new time.
+- vecenv sets a short spin time for OpenBLAS, and ends OpenBLAS's threads, because only new threads use this time.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ def is_enabled() -> bool:
 def can_release() -> bool:
     """Return True if a libgomp with `omp_pause_resource_all` is loaded, and torch.profiler does not record.
 
-    Other OpenMP runtimes (LLVM, Intel) do not count, because their function also ends pools of other Python threads.
+    Other OpenMP runtimes (LLVM, Intel) do not count, because their `omp_pause_resource_all` also ends OpenMP
+    threads of other Python threads.
     """
     if _usable and not _releases:
         found = (getattr(library, "omp_pause_resource_all", None) for _, library in _loaded("libgomp"))
-        _releases.extend(release for release in found if release is not None)  # GCC 9 and later
+        _releases.extend(release for release in found if release is not None)
     profiler = sys.modules.get("torch.autograd.profiler")
     profiles = getattr(profiler, "_is_profiler_enabled", False)
     return _usable and bool(_releases) and not profiles
@@ -82,7 +83,7 @@ def release_pool() -> bool:
     if not can_release():
         return False
     for release in list(_releases):
-        if release(PAUSE_SOFT) != 0:  # refused: do not try again
+        if release(PAUSE_SOFT) != 0:
             _disable()
     return _usable
 
@@ -141,9 +142,10 @@ class SpinningThreads:
     """Control that ends spinning threads of this process while `num_workers` worker processes step envs.
 
     1. `review` engages the control if threads other than the caller's use CPU time.
-    2. The next `SAMPLED` rounds measure the CPU time of threads unknown to Python, less the time of spare CPUs.
-    3. If this time is long, the control shortens OpenBLAS's spin, and measures again. If it is still long, the control
-       ends OpenMP threads before each round.
+    2. The next `SAMPLED` rounds measure the CPU time of threads that Python did not start. Spinning on spare CPUs does
+       not count.
+    3. If this time is long, the control shortens OpenBLAS's spin, and repeats the measurement. If the time is still
+       long, the control ends OpenMP threads before each round.
     4. The control disengages if it finds no spinning, if it cannot end threads, or if rounds do not get faster.
     """
 

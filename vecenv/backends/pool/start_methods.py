@@ -64,7 +64,7 @@ def start_process(
 ) -> process.BaseProcess:
     """Start a process that runs `target(*args)`. Returns when the process exists, possibly before it runs.
 
-    `server`: a `PreloadedServer` that forks the process. If this server has ended, the plain forkserver does.
+    `server`: `PreloadedServer` that forks the process. If `None` or ended, the plain forkserver forks the process.
     """
     popen: Any = {"fork": popen_fork.Popen, "forkserver": partial(_ForkServerPopen, server), "spawn": _SpawnPopen}
     popen = popen[method]
@@ -73,8 +73,8 @@ def start_process(
     if method != "fork":
         resource_tracker.ensure_running()  # before SIGINT is blocked below, because this call unblocks SIGINT
     with _start_lock, _one_blas_thread(), _sigint_blocked():
-        # `start()` would make multiprocessing end or join the worker at exit, also in forked copies of this process.
-        # In a daemonic process, it raises.
+        # `start()` raises in a daemonic process. It would also make multiprocessing end or join the worker at exit,
+        # even in forked copies of this process.
         worker._popen = popen(worker)
         worker._sentinel = worker._popen.sentinel
     return worker
@@ -141,9 +141,9 @@ def _pickled(popen: Any, process_object: process.BaseProcess, most_fds: float = 
 
 
 class _Further:
-    """Object that receives the descriptors beyond `FDS_PER_MESSAGE` when the new process unpickles the object.
+    """Object that, when the new process unpickles it, receives the descriptors beyond `FDS_PER_MESSAGE` from a socket.
 
-    The descriptors come through a socket, which is the last descriptor of the request.
+    The socket is the last inherited descriptor.
     """
 
     def __reduce__(self) -> Any:
@@ -193,7 +193,7 @@ class _ForkServerPopen(popen_forkserver.Popen):
             )
             if further:
                 send_descriptors(ours, further)
-        # Keep a copy open until this process ends. On macOS, its hang-up ends the worker.
+        # Keep a copy of `write_end` until this process ends, because on macOS the worker ends when this pipe hangs up.
         kept = os.dup(write_end)
         self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))
         # BrokenPipeError: the worker has ended, which the pool notices later.

@@ -19,7 +19,7 @@ class Watchdog:
     """Detector of workers that owe an answer but make no progress for `limit` seconds (`step_timeout`).
 
     - Seconds without progress add up over waits for results, because waits may be short.
-    - A wait checks every tenth of the limit. So it detects a hang up to two tenths late. Other code does not check.
+    - Checks happen only during waits for results, every tenth of the limit. So a hang may be noticed two tenths late.
     - A check adds at most half the limit, because the program may have been stopped since the last check.
     """
 
@@ -62,8 +62,8 @@ class Watchdog:
     def _is_over(self, worker: Watched, spent: float, ids: Sequence[int]) -> bool:
         """Return True if `spent` seconds without progress mean that the worker hangs.
 
-        A worker that does not report progress limits each env itself. So the parent waits as long as all envs may
-        take, and one limit more, unless the worker's node is silent.
+        A worker that does not report progress applies the limit to each env itself (`HangGuard`). So the parent waits
+        for the sum of these limits, plus one limit, unless the worker's node is silent.
         """
         return worker.reports_progress or spent >= self._limit * (len(ids) + 1) or worker.is_silent()
 

@@ -110,7 +110,7 @@ class WorkerHandle(Watched):
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill the worker and the processes of its envs, and wait until they are gone."""
+        """Kill the worker, including the group of a worker process. On this node, wait a few seconds for its end."""
 
     def cut_off(self) -> None:
         """Kill a worker that has closed its channel, but has not ended."""
@@ -152,7 +152,7 @@ class WorkerHandle(Watched):
 
 
 def suspects_of(worker: Watched, ids: Sequence[int]) -> Sequence[int]:
-    """Return the env that a worker runs. If `line` does not tell, return `ids`, the envs that it may be running."""
+    """Return the env that a worker runs. If `line` does not tell, return `ids`, the possible envs."""
     if worker.line[DOING] in (NOTHING, ELSEWHERE):
         return ids
     return [worker.start + worker.line[PROGRESS] % len(worker.ids)]

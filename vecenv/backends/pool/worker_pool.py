@@ -147,7 +147,7 @@ class WorkerPool(ABC):
         return fd
 
     def watch(self, fd: int, owner: WorkerHandle | Callable[[], None]) -> None:
-        """Poll `fd` in all waits. If `fd` is readable, call `owner`, or handle an event of the worker `owner`."""
+        """Poll `fd` in all waits. When `fd` is readable, call `owner`, or if `owner` is a worker, handle its event."""
         self._by_fd[fd] = owner
         self._poller.register(fd, select.POLLIN)
 
@@ -270,7 +270,7 @@ class WorkerPool(ABC):
         self._on_end(worker)
 
     def resume(self) -> None:
-        """After an interrupt, kill workers whose kill or start was interrupted. Poll the others again."""
+        """After an interrupt, kill workers whose kill or start was interrupted. Poll the remaining workers."""
         for worker in self.workers:
             if worker.alive and (worker.reason is not None or not isinstance(worker.ready, list)):
                 self.kill(worker, worker.reason)
@@ -294,7 +294,7 @@ class WorkerPool(ABC):
     def close(self, timeout: float) -> list[str]:
         """Close the envs and end the workers. Return a line for each problem."""
         self.closing = True
-        if self._waker is not None:  # it stays readable, but must end only waits of other threads
+        if self._waker is not None:  # the waker stays readable, but must end only waits of other threads
             self._by_fd.pop(self._waker[0], None)
         self._renew_poller()  # another thread or an interrupted call may still use the old poller
         started = [worker for worker in self.workers if worker.launched]

@@ -1,6 +1,6 @@
-"""Module that the forkserver imports. When the forkserver ends, it kills the process groups of all workers.
+"""Module that the forkserver imports. When the forkserver ends, it kills the process groups of its workers.
 
-The forkserver ends with the parent. A worker that is stuck in native code cannot end itself.
+The forkserver ends with the parent, but a worker that is stuck in native code cannot end itself.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ if any("multiprocessing.forkserver import main" in argument for argument in sys.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit.register(kill_workers)
     record_forks()
-    # The workers' garbage collectors then skip the loaded objects, and do not copy their memory pages.
+    # The workers' garbage collectors skip frozen objects, so that the memory pages stay shared.
     gc.collect()
     gc.freeze()

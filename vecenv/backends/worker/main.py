@@ -1,7 +1,7 @@
 """`main` of a worker process: set up the process, make the envs, serve steps and resets (rounds), close.
 
 When the parent ends, a thread of the worker kills the worker's process group, which includes processes that envs have
-started. If an env holds the interpreter lock, this thread cannot run, so `_end_with_starter` provides other ways.
+started. If an env holds the interpreter lock, this thread cannot run, so `_end_with_starter` adds a second way.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def construct(
     host.progress = line[PROGRESS : PROGRESS + 1]
     reports = host.construct()
     gc.collect()  # before the first step, which may have a time limit
-    gc.freeze()  # so that the garbage collector skips these objects during a step
+    gc.freeze()
     channel.write(messages.READY, 0, pickle.dumps(_pickled_reports(reports, args.first_id)))
     return host, None if isinstance(reports, Failure) else server(args, host, channel, line)
 
@@ -123,14 +123,14 @@ def _end_with_starter(args: WorkerArgs) -> None:
     signalled = (args.method == "forkserver" or args.starter) and portability.signal_at_end_of_starter(signal.SIGKILL)
     if args.method == "forkserver":
         return
-    if args.starter and os.getppid() != args.starter:  # the parent ended before the request
+    if args.starter and os.getppid() != args.starter:  # the parent ended before the call above
         os.killpg(0, signal.SIGKILL)
     if signalled:
         _start_guard(_await_end_of_starter)
     elif not portability.signals_at_end_of_starter():
         _start_guard(_await_end_of_parent)
     if not portability.has_pidfds():
-        # Copies of the socket in processes of envs would keep the parent from noticing the worker's end.
+        # Copies of the socket in processes of envs would hide the worker's end from the parent.
         os.register_at_fork(after_in_child=args.socket.close)
 
 
@@ -161,7 +161,7 @@ def _start_guard(wait: Callable[[int], None]) -> None:
 
 
 def _await_end_of_starter(worker: int) -> None:
-    os.closerange(3, MOST_CLOSED_FDS)  # open copies would keep the parent from noticing the worker's end
+    os.closerange(3, MOST_CLOSED_FDS)  # open copies would hide the worker's end from the parent
     portability.signal_at_end_of_starter(signal.SIGTERM)
     while os.getppid() == worker:  # `main` sends a SIGTERM before the worker ends
         signal.sigwait({signal.SIGTERM})

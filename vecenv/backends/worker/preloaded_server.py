@@ -29,7 +29,7 @@ from vecenv.backends.worker.worker_setup import leave_forkserver, set_environmen
 AUTHKEY_BYTES = 32
 HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
 DRIVERS = ("libcuda.so", "libnvidia", "libEGL", "libGLX", "libOSMesa")
-"""Prefixes of GPU libraries, which may fail in a process that is forked after they were loaded."""
+"""Prefixes of GPU libraries, which may fail in a process that is forked later."""
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -48,11 +48,11 @@ def serve(
     names: Sequence[str],
     imports: frozenset[str],
 ) -> None:
-    # Not at module level, because this import changes signal handlers in children of the user's own forkserver.
+    # Import this module only here, because it changes signal handlers in children of the user's own forkserver.
     from vecenv.backends.worker import forkserver_preload
 
     leave_forkserver()
-    # An import may hang. If the user's program ends, the plain forkserver ends, and the kernel then kills this server.
+    # An import may hang. So let the kernel kill this server when the plain forkserver ends (with the user's program).
     portability.signal_at_end_of_starter(signal.SIGKILL)
     set_environment(environ)
     set_files_of_starters(imports)

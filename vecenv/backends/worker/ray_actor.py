@@ -37,7 +37,7 @@ from vecenv.backends.worker.main import construct, live
 from vecenv.backends.worker.worker_setup import PickledEnvFn, WorkerArgs, seed_generators
 
 CONNECT_TIMEOUT = 2.0
-"""Seconds. If an actor cannot connect to the driver (in another container), it works as if on another node."""
+"""Seconds. An actor that cannot connect to the driver (in a container) works as if on a remote node."""
 HANDSHAKE_TIMEOUT = 60.0
 HELLO = struct.Struct("<I32s")
 
@@ -56,8 +56,8 @@ class Bundle(NamedTuple):
 
 
 PART = 96_000
-"""Bytes per part of an answer. Each part is a result of the call, because Ray sends up to 100 KB per result directly
-(`max_direct_call_object_size`). Larger results pass through object stores, which takes 20 ms or more.
+"""Bytes per part of an answer. Each part is a separate result of the call, because Ray sends up to 100 KB per
+result directly (`max_direct_call_object_size`). Larger results pass through object stores, which takes 20 ms or more.
 """
 MOST_PARTS = 64
 """Maximum number of parts. Ray sends at most 10 MB per answer directly (`task_rpc_inlined_bytes_limit`)."""
@@ -117,7 +117,7 @@ class EnvActor:
         hang: str,
         common: np.ndarray | None = None,
     ) -> Bundle | None:
-        """Make the envs. On the driver's node, also serve them (see above).
+        """Make the envs. On the driver's node, also serve them.
 
         `blob`: pickled WorkerArgs. `step_timeout`, `hang`: arguments of `HangGuard`. `common`: pickle of all env_fns,
         or `None` if `blob` has them.
@@ -167,10 +167,10 @@ class EnvActor:
 
 
 class HangGuard:
-    """Context manager that ends this process if one of `count` envs takes over `limit` seconds to return.
+    """Context manager that ends this process if one of `count` envs takes more than `limit` seconds to return.
 
-    Before this, the guard stores the env's index and stack in the Ray cluster under `key`, because a hanging call
-    cannot return a result.
+    The guard first stores the env's index and stack in the Ray cluster under `key`, because a hanging call cannot
+    return a result.
     """
 
     def __init__(self, line: memoryview, count: int, limit: float | None, key: str) -> None:
@@ -226,7 +226,7 @@ def _complete(args: WorkerArgs, common: np.ndarray | None) -> WorkerArgs:
 
 def _live_beside_driver(blob: bytes, sock: socket.socket, common: np.ndarray | None) -> None:
     args = _complete(loads_apart(blob, _received(sock)), common)
-    # Copies of the socket in processes of envs would keep the driver from noticing the end of this process.
+    # Copies of the socket in processes of envs would hide the end of this process from the driver.
     os.register_at_fork(after_in_child=sock.close)
     faulthandler.register(signal.SIGUSR1, file=args.stacks.fd, all_threads=True)
     seed_generators(args.seeds)
@@ -241,7 +241,7 @@ def _received(sock: socket.socket) -> Sequence[int]:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return pid and user id of the other process. The pid is 0 in another pid namespace."""
+    """Return the peer's pid (0 if in a different pid namespace) and user id."""
     if sys.platform != "linux":  # drivers listen only on Linux
         return 0, -1
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

@@ -83,7 +83,7 @@ class BlockingMeter:
 class BlockRounds:
     """Runner of rounds on the `count` envs of `host`. Updates the worker's `line` (see `Control`).
 
-    If `eager`, the answer of each env is sent as soon as the env is done, otherwise all answers together.
+    If `eager`, each env's answer is sent as soon as the env is done. If not, all answers are sent together.
     """
 
     def __init__(self, host: EnvHost, count: int, eager: bool, line: Any, warn: Callable[[str], None]) -> None:
@@ -149,7 +149,7 @@ class RoundServer(BlockRounds, ABC):
             self.line[DOING] = NOTHING
             self.channel.write(messages.REPLY, frame.number, reply)
         elif frame.kind == messages.SYNC:
-            self.infos.sent = 0  # send all schemas again, because the parent may have lost some
+            self.infos.sent = 0  # resend all schemas, because the parent may have lost some
             self.channel.write(messages.SYNCED, frame.number)
         elif frame.kind == messages.CLOSE:
             self.channel.write(messages.CLOSED, 0, pickle.dumps(self.host.close()))
@@ -159,8 +159,8 @@ class RoundServer(BlockRounds, ABC):
     def pickled_extras(self, extras: dict[int, Extra]) -> bytes:
         """Return a pickled list of (env index, pickled `Extra`), or empty bytes.
 
-        Write infos that fit into the arena's info rows instead, and send their new schemas before the caller announces
-        the rows. Pickle each extra separately, so that a pickling error fails one env only.
+        If an extra is only an info that fits an info row, write the info there instead. Send new schemas before the
+        caller announces the rows. Pickle each extra separately, so that a pickling error fails one env only.
         """
         blobs, infos = [], self.infos
         for j, extra in extras.items():

@@ -29,7 +29,7 @@ class WorkerSetup:
     """Env functions of a worker, and settings that `apply` makes in the worker's process."""
 
     env_fns: list[Callable[[], Any]]
-    """Functions that a forked worker inherits, otherwise `PickledEnvFn` objects."""
+    """The functions themselves if the worker is forked, else `PickledEnvFn` objects."""
     registered: list[bytes]
     """Pickled specs of the parent's gymnasium registry, because the worker does not run the user's script."""
     paths: Sequence[str] = ()
@@ -136,9 +136,9 @@ _of_starters: frozenset[str] = frozenset()
 
 
 def running_files(forked: bool = False) -> frozenset[str]:
-    """Return the files of the main script and of imports in progress, in this thread and in `_of_starters`.
+    """Return the files of the main script and of imports in progress in this thread, and the files in `_of_starters`.
 
-    `forked`: leave out this thread, because a forked worker does not import the thread's modules again.
+    `forked`: leave out this thread's files, because a forked worker does not repeat these imports.
     """
     return _of_starters if forked else _of_starters.union(_modules_in_progress())
 
@@ -149,7 +149,7 @@ def set_files_of_starters(files: frozenset[str]) -> None:
 
 
 def check_imports() -> None:
-    """Raise RuntimeError in a worker if a module that is being imported here and in a parent makes a vector env."""
+    """Raise RuntimeError if a module makes a vector env while this worker and a parent import the module."""
     for file, name in _modules_in_progress().items():
         if file in _of_starters and name != "__main__":
             raise RuntimeError(
