@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vecenv import nest
+from vecenv.engine.arguments import check_number
 
 Self = TypeVar("Self", bound="RunningMeanStd")
 STATE_KEYS = ("mean", "var", "count", "skipped")
@@ -29,6 +30,8 @@ class RunningMeanStd:
     +-`clip_max` (`None`: no limit). Rows with NaN, infinity or a number above 1e100 are skipped. After the first
     batch, updates are in place, so references to `mean` and `var` stay valid.
 
+    Raises ValueError unless `eps` is at least 0 and `clip_max` above 0, and TypeError unless both are numbers.
+
     >>> rms = RunningMeanStd()
     >>> rms.update(np.array([[1.0], [3.0], [np.nan]]))
     >>> rms.mean, rms.var, rms.count, rms.skipped
@@ -45,8 +48,8 @@ class RunningMeanStd:
         self.mean = np.array(mean, dtype=np.float64)
         self.var = np.array(np.asarray(std, dtype=np.float64) ** 2)  # an array, even if std is a number
         self._count, self._skipped = np.zeros(()), np.zeros(())
-        self.clip_max = clip_max
-        self.eps = eps
+        self.clip_max = None if clip_max is None else check_number("clip_max", clip_max, above=0, infinite=True)
+        self.eps = check_number("eps", eps, least=0)
 
     @classmethod
     def of(cls: type[Self], arrays: Mapping[str, Any], name: str) -> Self:

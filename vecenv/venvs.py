@@ -14,7 +14,7 @@ from vecenv.backends.shmem import ShmemBackend
 from vecenv.backends.subproc import SubprocBackend
 from vecenv.backends.thread import ThreadBackend
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import check_options, check_timeout
+from vecenv.engine.arguments import check_options, check_resources, check_timeout
 
 EnvFns = Sequence[Callable[[], Any] | str]
 START_TIMEOUT = 120.0
@@ -210,6 +210,7 @@ class RayVectorEnv(WorkersVectorEnv):
         release_openmp: bool = True,
         **options: Any,
     ) -> None:
+        check_resources(num_cpus, 0, resources)
         self.backend_class = partial(
             RayBackend,
             num_cpus=num_cpus,

@@ -8,6 +8,7 @@ import numpy as np
 
 from collector.batch.conversions import convert_like, copy_of, pick, trajectory_bounds
 from collector.batch.rollout import FlatRollout, Steps
+from vecenv.extending import check_number
 from vecenv.nest import as_array
 
 
@@ -43,9 +44,10 @@ class MultiStep:
     def __init__(self, n: int, gamma: float) -> None:
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
             raise ValueError(f"MultiStep(n, gamma) needs a number of steps n, an integer of at least 1; got n={n!r}")
-        if not 0 < gamma <= 1:
+        self.gamma = check_number("gamma", gamma)
+        if not 0 < self.gamma <= 1:
             raise ValueError(f"MultiStep(n, gamma) needs a gamma above 0 and at most 1; got gamma={gamma!r}")
-        self.n, self.gamma = int(n), float(gamma)
+        self.n = int(n)
 
     def __call__(self, batch: Steps) -> FlatRollout:
         flat = batch.flatten()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from collector.batch.step_extras import check_info_keys
-from vecenv.extending import actor_options, at_least_one, check_count, check_timeout
+from vecenv.extending import actor_options, at_least_one, check_count, check_resources, check_timeout
 
 ACTOR_ARGUMENTS = [
     "backend",
@@ -62,6 +62,7 @@ class ActorConfig:
     min_actors: int | None = None
 
     def __post_init__(self) -> None:
+        check_resources(self.num_cpus, self.num_gpus, self.resources)
         check_timeout(self.start_timeout, "start_timeout")
         check_timeout(self.rollout_timeout, "rollout_timeout")
         check_count("max_restarts", self.max_restarts)

@@ -62,7 +62,7 @@ def episode_seed(job_seed: int, number: int) -> int:
     >>> [episode_seed(3, number) for number in range(3)]
     [1663660961, 1215352495, 974320961]
     """
-    return _seed(job_seed, number, _SEED)
+    return _seed(check_seed(job_seed), _check_number(number), _SEED)
 
 
 def action_seed(job_seed: int, number: int) -> int:
@@ -71,7 +71,12 @@ def action_seed(job_seed: int, number: int) -> int:
     >>> [action_seed(3, number) for number in range(3)]
     [1665845680, 834886420, 186418047]
     """
-    return _seed(job_seed, number, _ACTION_SEED)
+    return _seed(check_seed(job_seed), _check_number(number), _ACTION_SEED)
+
+
+def action_seeds(job_seed: int, numbers: np.ndarray) -> list[int]:
+    """Return the `action_seed` of each number, int64 `(k,)`. An env without an episode has the number -1."""
+    return [_seed(job_seed, number, _ACTION_SEED) for number in numbers.tolist()]
 
 
 def random_bits(keys: np.ndarray, steps: np.ndarray, words: int) -> np.ndarray:
@@ -106,7 +111,7 @@ class EpisodeSeeds:
     def __init__(self, job_seed: int = 0, numbers: Iterable[int] | None = None, skip: Iterable[int] = ()) -> None:
         self.job_seed = check_seed(job_seed)
         self._numbers: Iterator[int] = count() if numbers is None else iter(numbers)
-        self._skip = {int(number) for number in skip}
+        self._skip = set(map(_check_number, skip))
         self._retries: deque[int] = deque()
 
     def again(self, number: int) -> None:

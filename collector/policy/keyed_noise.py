@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from collector.episodes.seeds import action_seed, episode_keys, random_bits, uniforms
+from collector.episodes.seeds import action_seeds, episode_keys, random_bits, uniforms
 from collector.policy.policy_call import ExplorationType, choose, has_torch_sampling, is_distribution
 from collector.policy.random_policy import RandomPolicy
 from collector.policy.weights import change_count, is_module
@@ -62,7 +62,7 @@ class KeyedNoise:
 
     def begin(self, env_ids: np.ndarray) -> None:
         if self._policy is not None:
-            self._policy.seed(env_ids, [action_seed(self.job_seed, each) for each in self.numbers[env_ids].tolist()])
+            self._policy.seed(env_ids, action_seeds(self.job_seed, self.numbers[env_ids]))
 
     def seed_random(self, policy: RandomPolicy, action_spaces: Any) -> None:
         """Seed this policy now and in each `begin`. Raises `TypeError` if action spaces differ."""
@@ -74,7 +74,7 @@ class KeyedNoise:
                 )
         self._policy = policy
         ids = np.arange(len(action_spaces))
-        policy.seed(ids, [action_seed(self.job_seed, each) for each in self.numbers[ids].tolist()])
+        policy.seed(ids, action_seeds(self.job_seed, self.numbers[ids]))
 
     def watch(self, call: Callable[[], T]) -> T:
         """Call a policy. If the policy uses a global generator (as in dropout), record that actions are not keyed."""

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from vecenv.extending import check_count
+
 try:
     import torch
     from torch import distributions, nn
@@ -45,6 +47,7 @@ class MLPPolicy(nn.Module):
             self.register_buffer("width", width)
         elif not isinstance(action_space, spaces.Discrete):
             raise TypeError(f"the MLP policy returns Discrete and bounded float Box actions, not {action_space}")
+        hidden = check_count("hidden", hidden)
         first, second, last = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
         self.net = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 

@@ -84,6 +84,7 @@ class Dataset:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, memory: int = MEMORY) -> None:
+        memory = at_least_one("memory", memory)
         self.folder = Path(os.path.abspath(folder))
         self.head = read_head(self.folder)
         """Content of dataset.json: spaces, versions, job (docs/guides/datasets.md)."""

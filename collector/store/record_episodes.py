@@ -17,7 +17,7 @@ from collector.store.recorder import EpisodeRecorder
 from collector.store.shard_layout import row_layout
 from collector.store.writer import StoreWriter
 from vecenv import BaseVectorEnv, RowWiseWrapper, nest
-from vecenv.extending import as_autoreset, as_ids, is_repeated, round_envs, spread_seeds
+from vecenv.extending import as_autoreset, as_ids, at_least_one, check_number, is_repeated, round_envs, spread_seeds
 from vecenv.nest import as_array
 
 ASYNC_METHODS = ("reset_async", "reset_wait", "step_async", "step_wait")
@@ -74,6 +74,8 @@ def RecordEpisodes(
     >>> Dataset(folder)[0].seed in (0, 1)
     True
     """
+    shard_bytes, memory = at_least_one("shard_bytes", shard_bytes), at_least_one("memory", memory)
+    shard_seconds = check_number("shard_seconds", shard_seconds, least=0, infinite=True)
     wrap, n, spaces = _wrapper_of(venv, autoreset_mode)
     layout = row_layout(*spaces)
     head = make_head(spaces[0][0], spaces[1][0], made_by="RecordEpisodes", **more)

@@ -20,15 +20,13 @@ from tests.support.paths import ROOT
 # A module may import from its row and the rows to the left (lower layers), not from rows to the right.
 # An entry stands for the module and all modules inside, but `vecenv` and `collector` only for `__init__`.
 LAYERS = """
-    vecenv.errors vecenv.nest vecenv.spaces vecenv.portability vecenv.ray_cluster
-    vecenv.running_mean_std
-    < vecenv.backends.ipc vecenv.backends.system_limits < vecenv.backends.memory < vecenv.backends.host
-    < vecenv.backends.worker < vecenv.backends.pool < vecenv.backends < vecenv.engine < vecenv.base < vecenv.venvs
-    < vecenv.tuning < vecenv.wrappers < vecenv.norm_obs vecenv.creator < vecenv.envs
-    < vecenv.transforms vecenv.facades < vecenv.sb3 vecenv.testing vecenv.extending < vecenv
-    < vecenv.__main__ < collector.basics < collector.batch collector.episodes collector.device
-    < collector.store < collector.policy < collector.collectors
-    < collector.jobs collector.cluster < collector collector.__main__
+    vecenv.errors vecenv.nest vecenv.spaces vecenv.portability vecenv.ray_cluster < vecenv.backends.ipc
+    vecenv.backends.system_limits < vecenv.backends.memory < vecenv.backends.host < vecenv.backends.worker <
+    vecenv.backends.pool < vecenv.backends < vecenv.engine < vecenv.base vecenv.running_mean_std < vecenv.venvs <
+    vecenv.tuning < vecenv.wrappers < vecenv.norm_obs vecenv.creator < vecenv.envs < vecenv.transforms vecenv.facades
+    < vecenv.sb3 vecenv.testing vecenv.extending < vecenv < vecenv.__main__ < collector.basics < collector.batch
+    collector.episodes collector.device < collector.store < collector.policy < collector.collectors < collector.jobs
+    collector.cluster < collector collector.__main__
 """
 ROWS = {entry: row for row, entries in enumerate(LAYERS.split("<")) for entry in entries.split()}
 MOST_FILES = {"vecenv": 115, "collector": 89}

@@ -74,6 +74,8 @@ def whole(name: str, number: Any) -> int:
     if isinstance(number, float) and number.is_integer():
         return int(number)
     try:
+        if isinstance(number, bool):
+            raise TypeError
         return operator.index(number)
     except TypeError:
         raise TypeError(f"{name} must be a whole number, got {number!r}") from None
@@ -82,6 +84,38 @@ def whole(name: str, number: Any) -> int:
 def at_least_one(name: str, number: Any) -> int:
     """Return `number` as an int. Raise TypeError if it is not whole, ValueError below 1."""
     return check_count(name, whole(name, number))
+
+
+def check_number(
+    name: str, value: Any, least: float | None = None, above: float | None = None, infinite: bool = False
+) -> float:
+    """Return `value` as a float. Raise TypeError if it is not a real number, ValueError if it is outside the bounds.
+
+    NaN is always refused, and infinity is refused unless `infinite`.
+    """
+    bound = "" if least is None and above is None else f" of at least {least}" if above is None else f" above {above}"
+    expected = f"{name} must be a {'' if infinite else 'finite '}number{bound}, got {value!r}"
+    try:
+        is_number = not (isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value))
+        number = float(value) if is_number else math.nan
+    except (TypeError, ValueError):
+        is_number, number = False, math.nan
+    except OverflowError:  # an int too large for a float
+        number = math.inf
+    if not is_number:
+        raise TypeError(expected)
+    in_bounds = (least is None or number >= least) and (above is None or number > above)
+    if math.isnan(number) or (math.isinf(number) and not infinite) or not in_bounds:
+        raise ValueError(expected)
+    return number
+
+
+def check_resources(num_cpus: Any, num_gpus: Any, resources: Any) -> None:
+    """Raise TypeError or ValueError unless these are amounts that Ray can reserve for an actor."""
+    for name, amount in {"num_cpus": num_cpus, "num_gpus": num_gpus}.items():
+        check_number(name, amount, least=0)
+    for name, amount in (resources or {}).items():
+        check_number(f"resources[{name!r}]", amount, least=0)
 
 
 def check_timeout(timeout: Any, name: str = "timeout") -> float | None:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
-from vecenv.engine.arguments import check_count
+from vecenv.engine.arguments import check_count, check_number, whole
 from vecenv.nest import as_array, namespace, space_of, tree_of
 from vecenv.running_mean_std import RunningMeanStd
 from vecenv.transforms.arrays import (
@@ -195,11 +195,10 @@ class NormalizeReward(PerEpisode, Freezable):
 
     def __init__(self, gamma: float = 0.99, epsilon: float = 1e-8, clip: float | None = 10.0) -> None:
         super().__init__(in_keys=[])
-        if not 0 <= gamma <= 1:
+        self.gamma, self.epsilon = check_number("gamma", gamma), check_number("epsilon", epsilon, above=0)
+        self.clip = None if clip is None else check_number("clip", clip, above=0, infinite=True)
+        if not 0 <= self.gamma <= 1:
             raise ValueError(f"gamma must be in [0, 1], got {gamma}")
-        if not epsilon > 0 or (clip is not None and not clip > 0):
-            raise ValueError(f"epsilon and clip must be above 0, got epsilon={epsilon} and clip={clip}")
-        self.gamma, self.epsilon, self.clip = float(gamma), float(epsilon), clip
         self.return_rms = RunningMeanStd()
 
     def reset(self, rows: Rows) -> None:
@@ -262,7 +261,7 @@ class CatFrames(PerEpisode):
             raise ValueError(f'padding must be "same" or "constant", got {padding!r}')
         if np.ndim(padding_value) or np.asarray(padding_value).dtype.kind not in "biuf":
             raise ValueError(f"padding_value must be a number, got {padding_value!r}")
-        self.N, self.dim, self.padding, self.padding_value = int(N), dim, padding, padding_value
+        self.N, self.dim, self.padding, self.padding_value = int(N), whole("dim", dim), padding, padding_value
         super().__init__(in_keys, out_keys)
 
     def reset(self, rows: Rows) -> None:

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.spaces import utils
 
 from vecenv.backends.memory.arena import space_tree
+from vecenv.engine.arguments import whole
 from vecenv.nest import items, leaves, space_of, tree_of
 from vecenv.transforms.arrays import Array, Path, box, cast, concat, like, numeric_bounds, part, replace_parts, row_of
 from vecenv.transforms.transform import Keys, Place, Transform
@@ -29,7 +30,7 @@ class UnsqueezeTransform(Transform):
     """
 
     def __init__(self, dim: int, in_keys: Keys = None, out_keys: Keys = None) -> None:
-        self.dim = dim
+        self.dim = whole("dim", dim)
         super().__init__(in_keys, out_keys)
 
     def apply(self, array: Array) -> Array:
@@ -157,7 +158,8 @@ class CatTensors(Transform):
         sort: bool = True,
     ) -> None:
         self.out_key: Path = out_key if isinstance(out_key, tuple) else (out_key,)
-        self.dim, self.del_keys, self.unsqueeze_if_oor, self.sort = dim, del_keys, unsqueeze_if_oor, sort
+        self.dim, self.del_keys = whole("dim", dim), del_keys
+        self.unsqueeze_if_oor, self.sort = unsqueeze_if_oor, sort
         super().__init__(in_keys)
         if in_keys is None and dim != -1:
             raise ValueError(f"CatTensors without in_keys joins all vectors, so dim must be -1, got dim={dim}")

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
+from vecenv.engine.arguments import check_number
 from vecenv.nest import namespace, space_of, tree_of
 from vecenv.transforms.arrays import Array, Constants, cast, cast_box, dtype_name, is_float, numeric_bounds
 from vecenv.transforms.transform import Keys, Rows, Transform
@@ -122,7 +123,8 @@ class RewardScaling(ObservationNorm):
     """
 
     def __init__(self, loc: float, scale: float, standard_normal: bool = False) -> None:
-        super().__init__(float(loc), float(scale), in_keys=[], standard_normal=standard_normal)
+        loc, scale = check_number("loc", loc), check_number("scale", scale)
+        super().__init__(loc, scale, in_keys=[], standard_normal=standard_normal)
 
     def step(self, rows: Rows) -> None:
         rows.reward = self.apply(rows.reward)
@@ -139,7 +141,8 @@ class RewardClipping(Transform):
 
     def __init__(self, clamp_min: float | None = None, clamp_max: float | None = None) -> None:
         super().__init__(in_keys=[])
-        self.clamp_min, self.clamp_max = clamp_min, clamp_max
+        self.clamp_min = None if clamp_min is None else check_number("clamp_min", clamp_min, infinite=True)
+        self.clamp_max = None if clamp_max is None else check_number("clamp_max", clamp_max, infinite=True)
         if clamp_min is not None and clamp_max is not None and clamp_min > clamp_max:
             raise ValueError(f"clamp_min={clamp_min} is above clamp_max={clamp_max}")
 
@@ -163,9 +166,9 @@ class ActionScaling(Transform):
 
     def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
         super().__init__(in_keys=[])
-        if not low < high:
+        self.low, self.high = check_number("low", low), check_number("high", high)
+        if not self.low < self.high:
             raise ValueError(f"low={low} must be below high={high}")
-        self.low, self.high = float(low), float(high)
         self._constants: tuple[Constants, Constants] | None = None
 
     def transform_action_space(self, space: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from vecenv.engine.arguments import check_number
 from vecenv.nest import as_array, tree_of
 from vecenv.running_mean_std import STATE_KEYS, RunningMeanStd, check_keys
 from vecenv.transforms.arrays import (
@@ -71,11 +72,9 @@ class VecNorm(Freezable):
     def __init__(
         self, in_keys: Keys = None, out_keys: Keys = None, *, decay: float = 0.9999, eps: float = 1e-4
     ) -> None:
-        if not 0 < decay <= 1:
+        self.decay, self.eps = check_number("decay", decay), check_number("eps", eps, above=0)
+        if not 0 < self.decay <= 1:
             raise ValueError(f"decay must be above 0 and at most 1, got {decay}")
-        if not eps > 0:
-            raise ValueError(f"eps must be above 0, got {eps}")
-        self.decay, self.eps = float(decay), float(eps)
         self.norms_reward = in_keys is None or REWARD in in_keys
         keys = in_keys if in_keys is None or isinstance(in_keys, str) else [key for key in in_keys if key != REWARD]
         self._set_arrays({})

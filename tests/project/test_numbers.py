@@ -1,0 +1,94 @@
+"""Every public argument that is a number refuses values that are not usable, before anything starts."""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import collector
+import vecenv
+import vecenv.transforms
+
+ENV_FNS = [functools.partial(gym.make, "CartPole-v1")] * 2
+PACKAGES = vecenv, vecenv.transforms, collector
+NUMBERS = {f"{kind}{none}" for kind in ("int", "float") for none in ("", " | None")}
+"""Annotations of arguments that are numbers."""
+
+# Arguments beside the tested one, per class or function.
+OTHERS: dict[str, dict[str, Any]] = {
+    "AsyncDataCollector": {"create_env_fn": ENV_FNS, "frames_per_batch": 8, "total_frames": 8},
+    "AsyncVectorEnv": {"env_fns": ENV_FNS},
+    "BaseVectorEnv": {"env_fns": ENV_FNS},
+    "CatFrames": {"N": 2, "dim": -1},
+    "CatTensors": {"in_keys": ["a"]},
+    "CenterCrop": {"height": 4},
+    "Collector": {"create_env_fn": ENV_FNS, "frames_per_batch": 8, "total_frames": 8},
+    "Dataset": {"folder": "missing"},
+    "DummyVectorEnv": {"env_fns": ENV_FNS},
+    "GymEnv": {"env_name": "CartPole-v1"},
+    "GymnasiumVectorEnv": {"venv": None},
+    "MLPPolicy": {"observation_space": gym.spaces.Discrete(2), "action_space": gym.spaces.Discrete(2)},
+    "MultiStep": {"n": 2, "gamma": 0.9},
+    "MultiThreadedEnv": {"num_workers": 2, "env_name": "CartPole-v1"},
+    "ParallelEnv": {"num_workers": 2, "create_env_fn": ENV_FNS[0]},
+    "RayCollector": {"make_venv": ENV_FNS[0], "num_actors": 2, "frames_per_batch": 8, "total_frames": 8},
+    "RayVectorEnv": {"env_fns": ENV_FNS},
+    "RecordEpisodes": {"venv": None, "folder": "missing"},
+    "Resize": {"height": 4},
+    "RewardScaling": {"loc": 0.0, "scale": 1.0},
+    "SerialEnv": {"num_workers": 2, "create_env_fn": ENV_FNS[0]},
+    "ShmemVectorEnv": {"env_fns": ENV_FNS},
+    "SqueezeTransform": {"dim": 0},
+    "SubprocVectorEnv": {"env_fns": ENV_FNS},
+    "SyncDataCollector": {"create_env_fn": ENV_FNS, "frames_per_batch": 8, "total_frames": 8},
+    "ThreadVectorEnv": {"env_fns": ENV_FNS},
+    "TimeLimit": {"max_episode_steps": 4},
+    "UnsqueezeTransform": {"dim": 0},
+    "action_seed": {"job_seed": 0, "number": 0},
+    "episode_seed": {"job_seed": 0, "number": 0},
+    "make_vec": {"id": "CartPole-v1"},
+    "rollout": {"venv_or_env": None, "max_steps": 8},
+    "tune": {"env_fns": ENV_FNS},
+}
+# The arguments of these come from vecenv, or their values are checked elsewhere.
+RESULTS = {"ClusterStats", "CollectStats", "CollectorStats", "Episode", "SequenceSummaryStats", "TuneResult", "TuneRow"}
+CHECKED_ELSEWHERE = {"Job", "run_job", "resume_job", "DMControlEnv"}
+
+
+def takes_arguments(each: Any) -> bool:
+    is_class = isinstance(each, type) and not issubclass(each, BaseException)
+    return is_class or inspect.isfunction(each)
+
+
+def numbers_of(made: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(made).parameters.values()
+    return [each.name for each in parameters if str(each.annotation) in NUMBERS]
+
+
+def arguments() -> list[Any]:
+    named = {name: getattr(package, name) for package in PACKAGES for name in package.__all__}
+    tested = {
+        name: each for name, each in named.items() if name not in RESULTS | CHECKED_ELSEWHERE and takes_arguments(each)
+    }
+    return [
+        pytest.param(each, number, id=f"{name}-{number}")
+        for name, each in tested.items()
+        for number in numbers_of(each)
+    ]
+
+
+@pytest.mark.parametrize(("made", "argument"), arguments())
+def test_a_number_that_cannot_be_used_is_refused_and_named(made: Callable[..., Any], argument: str) -> None:
+    others = OTHERS.get(made.__name__, {})
+    if made is vecenv.BaseVectorEnv:
+        made = vecenv.ShmemVectorEnv
+    with vecenv.DummyVectorEnv(ENV_FNS) as venv:
+        given = {name: venv if each is None else each for name, each in others.items()}
+        for value in ("3", 1.5j, np.array([2, 3])) + (math.nan,) * (argument != "padding_value"):
+            with pytest.raises((TypeError, ValueError), match=rf"\b{argument.removeprefix('job_')}\b"):
+                made(**given | {argument: value})
