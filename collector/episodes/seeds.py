@@ -101,8 +101,8 @@ class EpisodeSeeds:
         numbers: episodes to play, in order; None: 0, 1, 2, ... without end.
         skip: episodes to leave out, for example if an earlier run played them.
 
-    Raises `ValueError` for an invalid seed. `next` and `again` raise `ValueError` for a number out of range, and
-    `TypeError` for a number that is not whole.
+    Raises `ValueError` for an invalid seed. The constructor (for `skip`), `next` and `again` raise `ValueError` for a
+    number out of range, and `TypeError` for a number that is not whole.
 
     >>> [number for number, seed in EpisodeSeeds(3, numbers=range(5), skip=[0, 2])]
     [1, 3, 4]
