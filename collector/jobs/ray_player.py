@@ -7,8 +7,7 @@ A task plays a range of episode numbers, and commits episodes to shards. When th
 moves ("adopts") the shards into the job's data set. Other tasks play the uncommitted episodes. If the driver dies, a
 resumed job removes shards that were not adopted, and plays their episodes.
 
-If a task's node does not see the folder, the task returns its files. If such a task dies, other tasks
-play all its episodes.
+If a task's node does not see the folder, the task returns its files. If such a task dies, others play all its episodes.
 """
 
 from __future__ import annotations
