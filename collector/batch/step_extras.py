@@ -50,7 +50,7 @@ class StepBatch(NamedTuple):
     next_obs: Any
     """Observations after the step."""
     info: np.ndarray
-    """Object array `(k,)` of info dicts. If the round also reset the env, `final_info` is the info of the step."""
+    """Object array `(k,)` of the steps' info dicts."""
 
 
 StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
@@ -95,8 +95,7 @@ class StepExtras:
         if extras and self._keys:
             refuse_names("info_keys has", self._keys, extras)
         if self._keys:
-            infos = [_step_info(*row) for row in zip(step.info, step.terminated | step.truncated, strict=True)]
-            extras |= self._columns(infos, step.env_id)
+            extras |= self._columns(step.info, step.env_id)
         clock.lap("hooks")
         return extras
 
@@ -205,12 +204,6 @@ def check_info_keys(keys: Any) -> tuple[str, ...]:
     if len(set(keys)) < len(keys):
         raise ValueError(f"info_keys has a name twice: {keys}; pass each name once")
     return tuple(keys)
-
-
-def _step_info(info: Mapping[str, Any], done: Any) -> Mapping[str, Any]:
-    """Return the info of the step: `final_info` if the worker also reset the env."""
-    last = info.get("final_info") if done and "final_obs" in info else None
-    return last if isinstance(last, Mapping) else info
 
 
 def without_last(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,10 @@ class RoundRecorder:
                     nest.put(last_obs, j, info[row]["final_obs"])
                     begun.append(row)
         if self._on_step is not None:
-            shown = StepBatch(ids, None, buffer.read("action", where), reward, terminated, truncated, obs, info)
+            infos = info.copy()
+            for row in begun:  # `info` is the info of the reset
+                infos[row] = {**info[row]["final_info"], "env_id": int(ids[row])}
+            shown = StepBatch(ids, None, buffer.read("action", where), reward, terminated, truncated, obs, infos)
             self._show(where, shown, resets, ended, last_obs)
         episodes.infos[ids] = info
         if resets is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector import SyncDataCollector
+from collector import StepBatch, SyncDataCollector
 from tests.support.collector_envs import kinds, zeros
 from tests.support.countdown import Countdown, Tells
 from vecenv import DummyVectorEnv, ShmemVectorEnv
@@ -21,20 +21,27 @@ KEYS = ("taken", "vector", "success")
     ("backend", "frames"), [*((DummyVectorEnv, frames) for frames in (2, 6, 40)), (ShmemVectorEnv, 6)]
 )
 def test_they_are_those_of_the_step_also_where_an_episode_ends(kind: type, backend: Any, frames: int) -> None:
-    seen = 0
-    with kind(backend([partial(Tells, 3), partial(Tells, 5)]), zeros, frames_per_batch=frames, info_keys=KEYS) as it:
+    def told(step: StepBatch) -> dict[str, np.ndarray]:
+        assert [info["env_id"] for info in step.info] == step.env_id.tolist()
+        return {"id": step.env_id, "told": np.array([info["taken"] for info in step.info])}
+
+    seen, keys = 0, (*KEYS, "env_id")
+    with kind(backend([partial(Tells, 3), partial(Tells, 5)]), zeros, frames_per_batch=frames, info_keys=keys) as it:
         for _ in range(40 // frames):
             flat = it.next().flatten()
             np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
             np.testing.assert_array_equal(flat.extras["vector"], np.repeat(flat.step_count[:, None] + 1, 3, axis=1))
+            np.testing.assert_array_equal(flat.extras["env_id"], flat.env_ids)
             assert (flat.extras["taken"].dtype, flat.extras["vector"].dtype) == (np.int64, np.float32)
             seen += flat.terminated.any()
             if seen:
                 np.testing.assert_array_equal(flat.extras["success"], flat.terminated)
-        flat = it.collect(n_episode=4, on_step=lambda step: {"id": step.env_id}).batch
-    np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
-    np.testing.assert_array_equal(flat.extras["success"], flat.terminated)
-    np.testing.assert_array_equal(flat.extras["id"], flat.env_ids)
+        whole, some = it.collect(n_episode=4, on_step=told).batch, it.collect(n_step=frames, on_step=told).batch
+    for flat in (whole, some.flatten()):
+        np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
+        np.testing.assert_array_equal(flat.extras["told"], flat.extras["taken"])
+        np.testing.assert_array_equal(flat.extras["id"], flat.env_ids)
+        np.testing.assert_array_equal(flat.extras["success"], flat.terminated)
 
 
 @kinds
