@@ -22,7 +22,7 @@ except ImportError as error:
 _RESERVED = frozenset({"action", "reward", "done", "terminated", "truncated", "next", "_reset"})
 
 
-def to_torchrl(venv: Any, device: Any = "cpu") -> TorchRLVectorEnv:
+def to_torchrl(venv: Any, device: Any = None) -> TorchRLVectorEnv:
     """Return a vector env of vecenv as a `torchrl.envs.EnvBase` with the batch size `(n,)`.
 
         env = to_torchrl(ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8))
@@ -31,7 +31,7 @@ def to_torchrl(venv: Any, device: Any = "cpu") -> TorchRLVectorEnv:
     Array observations have the key `observation`. Dict observations keep their keys. Actions are unchanged, so Discrete
     actions are integers. Rewards are float32 (n, 1), or (n, m) if the envs have a `reward_space` of m numbers. `done`,
     `terminated` and `truncated` are bool (n, 1). Infos are dropped. `env.venv` is the vector env with tensors
-    on `device`.
+    on `device` (`None`: the device of a `TorchVectorEnv`, else the CPU).
 
     Raises TypeError if `venv` is not a vector env, for unsupported spaces (Text, Graph, Tuple, Dict actions, Discrete
     actions that do not start at 0), and if the envs' spaces differ. Raises ValueError if `venv` has `wait_num` or
@@ -43,15 +43,17 @@ def to_torchrl(venv: Any, device: Any = "cpu") -> TorchRLVectorEnv:
 class TorchRLVectorEnv(EnvBase):
     """Env that `to_torchrl` returns."""
 
-    def __init__(self, venv: Any, device: Any = "cpu") -> None:
+    def __init__(self, venv: Any, device: Any = None) -> None:
         if not isinstance(venv, TorchVectorEnv):
-            venv = TorchVectorEnv(venv, device)
+            venv = TorchVectorEnv(venv, "cpu" if device is None else device)
+        elif device is not None and resolve_device(device) != venv.device:
+            venv = venv.to(device)
         if venv.is_async:
             raise ValueError(
                 f"an env of TorchRL returns all rows together: make {venv.venv!r} without wait_num, timeout"
             )
         n = len(venv)
-        super().__init__(device=resolve_device(device), batch_size=torch.Size([n]))
+        super().__init__(device=venv.device, batch_size=torch.Size([n]))
         self.venv = venv
         for kind, each in (("observation", venv.observation_space), ("action", venv.action_space)):
             if any(space != each[0] for space in each):

@@ -18,7 +18,7 @@ from torchrl.envs import TransformedEnv  # noqa: E402
 from torchrl.envs.transforms import RewardSum  # noqa: E402
 from torchrl.envs.utils import check_env_specs  # noqa: E402
 
-from collector import to_torchrl  # noqa: E402
+from collector import TorchVectorEnv, to_torchrl  # noqa: E402
 from tests.support.transform_envs import MIXED, Samples  # noqa: E402
 from vecenv import DummyVectorEnv, ShmemVectorEnv, from_gymnasium  # noqa: E402
 
@@ -77,6 +77,16 @@ def test_rollouts_are_those_of_the_vector_env(backend: Any) -> None:
                 obs[done] = plain.reset(done)[0]
     assert batch["next", "done"].sum() > 2
     env.close()
+
+
+def test_tensors_and_specs_are_on_the_device_asked_for_or_on_that_of_the_vector_env() -> None:
+    for given, asked, device in (("cpu", "meta", "meta"), ("meta", "cpu", "cpu"), ("meta", None, "meta")):
+        venv = TorchVectorEnv(DummyVectorEnv([partial(gym.make, "CartPole-v1")] * N), given)
+        env = to_torchrl(venv, asked)
+        assert (env.venv is venv) == (given == device)
+        places = env.device, env.venv.device, env.observation_spec["observation"].device, env.venv.reset()[0].device
+        assert {place.type for place in places} == {device}
+        env.close()
 
 
 def test_transforms_of_torchrl_go_around_it() -> None:
