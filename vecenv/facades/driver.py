@@ -208,20 +208,22 @@ class EndedStep:
     """Step in SAME_STEP mode that ended the episodes of the envs `ids`.
 
     `last_obs` and `last_infos` belong to these episodes. Observations and infos in `step` begin the next episodes.
-    Envs of `ids` that are also in `failed` were not reset. `not_reset` has their ids: reset these envs, and pass the
-    results to `begin`. `restore` is the `int_restorer` of the observation space.
+    Unless `were_reset`, the step did not reset these envs: reset the envs `not_reset`, and pass the results to `begin`.
+    `restore` is the `int_restorer` of the observation space.
     """
 
-    def __init__(self, step: StepById, ids: Sequence[int], failed: Sequence[int], restore: Restore | None) -> None:
-        self.ids = ids
-        self.not_reset = left = [i for i in ids if i in failed]
+    def __init__(self, step: StepById, ids: Sequence[int], were_reset: bool, restore: Restore | None) -> None:
+        self.ids, self.not_reset = ids, () if were_reset else ids
         obs, rew, terminated, truncated, by_id = step
         self.infos = infos = dict(by_id.items())
         self.step = obs, rew, terminated, truncated, infos
-        self.last_obs = [_copied_row(obs, i) if i in left else infos[i].pop("final_obs") for i in ids]
-        if restore is not None and left:
-            self.last_obs = [restore(row) if i in left else row for i, row in zip(ids, self.last_obs, strict=True)]
-        self.last_infos = [infos.get(i, {}) if i in left else infos[i].pop("final_info") for i in ids]
+        if were_reset:
+            self.last_obs = [infos[i].pop("final_obs") for i in ids]
+            self.last_infos = [infos[i].pop("final_info") for i in ids]
+            return
+        rows = [_copied_row(obs, i) for i in ids]
+        self.last_obs = rows if restore is None else list(map(restore, rows))
+        self.last_infos = [infos.get(i, {}) for i in ids]
 
     def begin(self, first_obs: Any, first_infos: Mapping[int, dict[str, Any]]) -> None:
         nest.put(self.step[0], self.not_reset, first_obs)

@@ -252,11 +252,11 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def _end_episodes(self, step: StepById, deadline: float | None) -> GymnasiumStep:
         episodes = self._episodes
         ids = episodes.ended
-        ended = EndedStep(step, ids, self.venv.failed_id if self._resets_in_step else ids, self._as_ints)
-        begun = [i for i in ids if i not in ended.not_reset]
-        episodes.record(begun, False)
-        episodes.begin(begun, {})
-        if ended.not_reset:
+        ended = EndedStep(step, ids, self._resets_in_step, self._as_ints)
+        if self._resets_in_step:
+            episodes.record(ids, False)
+            episodes.begin(ids, {})
+        else:
             self._ended = ended
             self._send(STEP, None, ended.not_reset, ended.not_reset)
             self._wait_until(STEP, deadline)
@@ -318,8 +318,8 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
             over = partial.terminated | partial.truncated
-            if self._resets_in_step:  # the envs that did not fail have begun their next episode
-                over &= np.isin(partial.env_id, self.venv.failed_id)
+            # An env has begun its next episode if its autoreset succeeded, even if its worker ended afterwards.
+            over &= ["final_info" not in info for info in partial.info]
             self._episodes.record(partial.env_id, over, partial.obs)
         if error is not None and self._ended is not None:  # the step succeeded, but the reset after the step failed
             obs, rew, terminated, truncated, infos = self._ended.step

@@ -152,8 +152,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         return obs, rewards.astype(np.float32), dones, infos
 
     def _end_episodes(self, step: StepById, ids: list[int], infos: list[dict[str, Any]]) -> None:
-        failed = self.venv.failed_id if self._resets_in_step else ids  # with on_error="restart", ended but not reset
-        ended = EndedStep(step, ids, failed, self._as_ints)
+        ended = EndedStep(step, ids, self._resets_in_step, self._as_ints)
         if ended.not_reset:
             first_obs, first_infos = self._driver.reset(ended.not_reset)
             ended.begin(first_obs, dict(zip(ended.not_reset, first_infos, strict=True)))

@@ -1,5 +1,6 @@
 """Faults through the facades: each API raises the same exception, other envs stay intact, and a reset recovers."""
 
+import contextlib
 import functools
 
 import numpy as np
@@ -8,6 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from tests.support.backends import FULL
 from tests.support.cases import RaisesOnce
+from tests.support.ledger import kill
 from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
@@ -18,7 +20,7 @@ from vecenv import (
     VectorEnvWrapper,
     WorkerDiedError,
 )
-from vecenv.testing import CountingEnv, ExitsOnReset, ExitsOnStep, RaisesOnStep
+from vecenv.testing import CountingEnv, ExitsOnReset, ExitsOnStep, GateEnv, Gates, RaisesOnStep
 
 
 def over(facade, make, env_fns, **options):
@@ -108,3 +110,51 @@ def test_an_autoreset_that_kills_its_worker_is_that_error_and_the_step_before_is
     assert obs[:, 2].tolist() == [3 if kind == "next-step" else 2, 0]
     assert envs.step(np.zeros(2, int))[0][:, 2].tolist() == [4 if kind == "next-step" else 3, 1]
     envs.close()
+
+
+class RaisesBehindGate(GateEnv):
+    """Env that raises in a step with action 9, after its gate."""
+
+    def step(self, action):
+        result = super().step(action)
+        if action == 9:
+            raise ValueError("boom")
+        return result
+
+
+@contextlib.contextmanager
+def stepping(facade, action):
+    """Step two envs. Env 0 ends its episode, and its worker ends after the autoreset, while env 1 still steps."""
+    with Gates(1) as gates:
+        env_fns = [lambda: CountingEnv(length=1, infos=False), lambda: RaisesBehindGate(gates.folder, 0, ["step"])]
+        with contextlib.closing(facade(ShmemVectorEnv(env_fns, num_workers=2))) as envs:
+            envs.reset()
+            envs.step_async(np.array([5, action]))
+            gates.await_arrival(0)
+            engine = envs.venv.engine
+            engine.backend.wait(engine.status.enough(1), None)
+            kill(engine.backend.workers[0].pid)
+            gates.open(0, times=2)
+            yield envs
+
+
+@pytest.mark.parametrize("facade", [SAME, SB3VecEnv], ids=["gymnasium", "sb3"])
+def test_an_env_whose_worker_ends_after_its_autoreset_is_not_reset_again(facade):
+    with stepping(facade, 1) as envs:
+        obs, _, *ends, infos = envs.step_wait()
+        assert ends[0].tolist() == [True, False]
+        assert obs[0].tolist() == [0, 1, 0, -1, -1]
+        last = infos["final_obs"][0] if facade is SAME else infos[0]["terminal_observation"]
+        assert last.tolist() == [0, 0, 1, -1, 5]
+        with pytest.raises(WorkerDiedError, match="env 0"):
+            envs.step(np.array([1, 1]))
+
+
+def test_an_env_whose_worker_ends_after_its_autoreset_is_not_reset_unnoticed_after_the_error_of_another_env():
+    with stepping(SAME, 9) as envs:
+        with pytest.raises(ValueError, match="boom") as caught:
+            envs.step_wait()
+        assert caught.value.partial.obs.tolist() == [[0, 1, 0, -1, -1]]
+        envs.reset(options={"reset_mask": np.array([False, True])})
+        with pytest.raises(WorkerDiedError, match="env 0"):
+            envs.step(np.array([1, 1]))
