@@ -91,6 +91,8 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
     ids, done = nest.as_array(flat.traj_ids), nest.as_array(flat.done)
     starts, stops = trajectory_bounds(flat.env_ids, ids, flat.step_count)
     lengths = stops - starts
+    if np.ndim(pad_value) or np.asarray(pad_value).dtype.kind not in "biuf":
+        raise TypeError(f"pad_value must be a number, got {pad_value!r}")
     if len(flat.tail_rows) > len(starts):
         raise ValueError(
             "a batch of MultiStep cannot be split, because its next observations are several steps later: split it "

@@ -91,7 +91,7 @@ class Steps(ABC):
         A trajectory is the part of an episode in this batch. Padding has `mask` False, `traj_ids` -1, flags False, and
         `pad_value` in other columns (zero if the dtype cannot hold `pad_value`).
 
-        Raises ValueError for a batch from `MultiStep`.
+        Raises ValueError for a batch from `MultiStep`, and TypeError if `pad_value` is not a number.
         """
         return Rollout(**trajectory_columns(self.flatten(), pad_value))
 

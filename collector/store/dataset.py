@@ -18,7 +18,7 @@ from collector.store.safe_folder import DatasetError
 from collector.store.shard import Shards
 from collector.store.shard_layout import EpisodeLayout, check_spaces, pack
 from vecenv import nest
-from vecenv.extending import at_least_one
+from vecenv.extending import at_least_one, check_seed
 
 MEMORY = 2**28
 
@@ -187,6 +187,9 @@ class Dataset:
 
     def blocks(self, nbytes: int = 2**26) -> Iterator[EpisodeBatch]:
         """Yield all episodes in order, in batches of about `nbytes` bytes."""
+        return self._blocks(at_least_one("nbytes", nbytes))
+
+    def _blocks(self, nbytes: int) -> Iterator[EpisodeBatch]:
         waiting: list[Episode] = []
         size = 0
         for episode in self:
@@ -242,13 +245,14 @@ class Dataset:
         batches. To bound memory, a pass reads random shards in groups that fit into the constructor's `memory`, and
         shuffles within a group. To draw with replacement, use `take(rng.integers(data.steps, size=batch_size))`.
 
-        Raises `DatasetError` if there is no episode, and ValueError or TypeError for a wrong `batch_size`.
+        Raises `DatasetError` if there is no episode, and ValueError or TypeError for wrong numbers.
         """
         return (self.take(steps) for steps in self.batch_order(batch_size, seed, passes))
 
     def batch_order(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[np.ndarray]:
         """Yield the indices of each batch: int64 `(batch_size,)`. Raises the errors of `batches`."""
-        batch_size = at_least_one("batch_size", batch_size)
+        batch_size, seed = at_least_one("batch_size", batch_size), check_seed(seed)
+        passes = None if passes is None else at_least_one("passes", passes)
         if not len(self):
             raise DatasetError(f"{self.folder} has no episodes yet")
         return self._orders(batch_size, seed, passes)
@@ -285,7 +289,7 @@ class Dataset:
         - `of="batches"`: iterates over `batches(batch_size, seed, passes)`, as dicts of tensors. Use `DataLoader(view,
           batch_size=None, num_workers=2)`. Each worker then yields a part of the batches.
 
-        Raises ValueError for any other `of`.
+        Raises ValueError for any other `of`, and for "batches" the errors of `batches`.
         """
         from collector.store.torch_view import TorchBatches, TorchRows
 

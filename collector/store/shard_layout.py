@@ -30,7 +30,7 @@ from collector.store.safe_folder import DatasetError
 from collector.store.schema import STORED_DTYPES, LayoutLine
 from vecenv import nest
 from vecenv.extending import Layout as RowLayout
-from vecenv.extending import ObjectLeaf, common_layout
+from vecenv.extending import ObjectLeaf, common_layout, whole
 
 OF_EPISODES = {"episode": "<i8", "seed": "<i8", "env_id": "<i4"}
 END_COLUMNS = ("terminated", "truncated")
@@ -251,9 +251,9 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
             )
     try:
         numbers: dict[str, Any] = {
-            "episode": np.array([each.number for each in episodes], np.int64),
-            "seed": np.array([-1 if each.seed is None else each.seed for each in episodes], np.int64),
-            "env_id": np.array([each.env_id for each in episodes], np.int32),
+            "episode": np.array([whole("number", each.number) for each in episodes], np.int64),
+            "seed": np.array([-1 if each.seed is None else whole("seed", each.seed) for each in episodes], np.int64),
+            "env_id": np.array([whole("env_id", each.env_id) for each in episodes], np.int32),
         }
     except OverflowError:
         raise DatasetError(

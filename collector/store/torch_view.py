@@ -52,6 +52,7 @@ class TorchBatches(IterableDataset[Any]):
 
     def __init__(self, dataset: Dataset, batch_size: int, seed: int, passes: int | None) -> None:
         self._dataset, self._batch_size, self._seed, self._passes = dataset, batch_size, seed, passes
+        dataset.batch_order(batch_size, seed, passes)  # raises here, not in a DataLoader's worker
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = get_worker_info()

@@ -138,6 +138,14 @@ def test_a_dtype_without_the_value_is_padded_with_zeros(
     np.testing.assert_array_equal(split.next.obs[split.mask], batch.next.obs.reshape(-1, 2))
 
 
+@pytest.mark.parametrize("value", ["3", 1.5j, None, [1, 2]])
+def test_a_padding_that_is_not_a_number_is_refused(value: Any) -> None:
+    batch = collect(3, 5, steps=5)
+    for each in (batch, batch.flatten()):
+        with pytest.raises(TypeError, match="pad_value must be a number"):
+            each.split_trajectories(value)
+
+
 def test_steps_are_counted_from_the_start_of_an_episode() -> None:
     batch = collect(3, 5, steps=7, skip=1)
     np.testing.assert_array_equal(batch.step_count, batch.obs[..., 1])

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +194,6 @@ class TestTransitions:
         folder = write(tmp_path / "a", [range(20), range(20, 40), range(40, 60)], compress=compress)
         data = Dataset(folder, memory=3000)  # less than two shards
         passes = list(data.batches(16.0, seed=1, passes=2))
-        for wrong, error in ((0, ValueError), (2.5, TypeError)):
-            with pytest.raises(error, match="batch_size"):
-                data.batches(wrong, seed=1)
         rows = [(e, s) for batch in passes for e, s in zip(batch.episode.tolist(), batch.step.tolist(), strict=True)]
         once = {(number, step) for number in range(60) for step in range(LENGTHS[number % 6])}
         assert sorted(rows) == sorted([*once, *once])
@@ -209,6 +207,19 @@ class TestTransitions:
         again = [batch.step.tolist() for batch in data.batches(16, seed=1, passes=2)]
         assert again == [batch.step.tolist() for batch in passes]
         assert again != [batch.step.tolist() for batch in data.batches(16, seed=2, passes=2)]
+
+    @pytest.mark.parametrize("call", ["batches", "batch_order", "as_torch", "blocks"])
+    def test_numbers_are_checked_where_they_are_passed(self, call: str, tmp_path: Path) -> None:
+        good: dict[str, Any] = {"nbytes": 1e3} if call == "blocks" else {"batch_size": 2.0, "seed": 0, "passes": 1}
+        if call == "as_torch":
+            pytest.importorskip("torch")
+            good["of"] = "batches"
+        make = partial(getattr(Dataset(write(tmp_path / "a")), call), **good)
+        assert len(list(make())) > 0
+        for name in good.keys() - {"of"}:
+            for wrong in (-1, 1.5, "2", np.nan) + ((None, True, 2**64) if name == "seed" else (0,)):
+                with pytest.raises((TypeError, ValueError), match=rf"\b{name}\b"):
+                    make(**{name: wrong})
 
     def test_a_pass_is_a_permutation_of_windows_of_shards(self, tmp_path: Path) -> None:
         folder = write(tmp_path / "a", [range(n, n + 10) for n in range(0, 80, 10)])
@@ -471,6 +482,10 @@ class TestWriting:
             for wrong, message in refused:
                 with pytest.raises(DatasetError, match=message):
                     writer.add(episode(2, **wrong))
+            for name in ("number", "seed", "env_id"):
+                for value in (1.5, "1"):
+                    with pytest.raises(TypeError, match=f"{name} must be a whole number"):
+                        writer.add(episode(2, **{name: value}))
             with pytest.raises(DatasetError, match="failures and state have"):
                 writer.commit(state="x" * 2**26)
             with pytest.raises(DatasetError, match=r"episodes \[8\] are in"):
