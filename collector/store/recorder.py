@@ -46,21 +46,27 @@ def fit_rows(rows: Any, layout: Any) -> Any:
         return array
     if array.shape[1:] + layout.shape == (1,):  # (k,) fits (k, 1), and the reverse
         array = array.reshape(len(array), *layout.shape)
-    cast = cast_exactly(array, layout.dtype) if array.shape[1:] == layout.shape else None
+    fits = array.shape[1:] == layout.shape
+    cast = cast_exactly(array, layout.dtype) if fits else None
     if cast is None:
-        raise _misfit(layout.path, array, f"{layout.dtype} in the shape {layout.shape}")
+        why = ", and casting would change the values" if fits else ""
+        raise _misfit(layout.path, array, f"{layout.dtype} in the shape {layout.shape}{why}")
     return cast
 
 
 def _misfit(path: str, rows: Any, expected: str) -> DatasetError:
-    found = type(rows).__name__
-    if isinstance(rows, np.ndarray):
+    found = f"a {type(rows).__name__}"
+    if isinstance(rows, Mapping):
+        found += f" with the keys {[*rows]}"
+    elif isinstance(rows, tuple):
+        found += f" of {len(rows)}"
+    elif isinstance(rows, np.ndarray):
         found = f"{rows.dtype} in the shape {rows.shape[1:]}"
         if rows.dtype.kind in "biuf" and rows.size:
             found += f" with values in [{rows.min()}, {rows.max()}]"
     return DatasetError(
-        f"the vector env returned {path} as {found}; its observation space says {expected}, and casting would change "
-        "the values: correct the space or the env"
+        f"the vector env returned {path} as {found}; its observation space says {expected}: correct the space or the "
+        "env"
     )
 
 

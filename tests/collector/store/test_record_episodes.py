@@ -264,9 +264,15 @@ def test_observations_are_stored_in_the_dtype_of_their_space(mode: AutoresetMode
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ((lambda obs: halved(obs) + 1e300, whole, whole), "float64"),
-        ((whole, lambda obs: obs[:, :2], halved), r"obs as float32 in the shape \(2,\) .* says float32 in the shape"),
-        ((whole, lambda obs: {"a": obs}, halved), "as dict"),
+        ((lambda obs: halved(obs) + 1e300, whole, whole), "float64 .*, and casting would change the values: correct"),
+        (
+            (whole, lambda obs: obs[:, :2], halved),
+            r"obs as float32 in the shape \(2,\) .* says float32 in .* \(3,\): cor",
+        ),
+        (
+            (whole, lambda obs: {"a": obs}, halved),
+            r"as a dict with the keys \['a'\]; .* says float32 in .* \(3,\): cor",
+        ),
         ((whole, halved, lambda obs: obs.astype(str)), "<U"),
     ],
     ids=["too large", "narrow", "tree", "text"],
