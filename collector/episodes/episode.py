@@ -117,6 +117,8 @@ class EpisodeBatch:
 
     def select(self, which: slice | np.ndarray) -> EpisodeBatch:
         """Return the episodes of `which`: views for a slice with step 1, copies for a mask `(E,)`."""
+        if which.step not in (None, 1) if isinstance(which, slice) else np.asarray(which).dtype != np.bool_:
+            raise ValueError(f"which must be a slice with step 1 or a bool mask, got {which!r}")
         steps: Any
         rows: Any
         if isinstance(which, slice):

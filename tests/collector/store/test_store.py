@@ -109,6 +109,17 @@ class TestReading:
         assert len(data[4:2]) == 0
         assert_same(pickle.loads(pickle.dumps(data))[3], data[3])
 
+    def test_a_part_of_a_batch_is_a_slice_without_gaps_or_a_mask(self, tmp_path: Path) -> None:
+        (batch,) = Dataset(write(tmp_path / "a")).blocks()
+        for which, numbers in ((slice(1, -2), [1, 2, 3]), (slice(4, 2), []), (batch.episode % 3 == 1, [1, 4])):
+            part = batch.select(which)
+            assert part.episode.tolist() == numbers
+            for found in part:
+                assert_same(found, episode(found.number))
+        for wrong in (slice(None, None, 2), slice(None, None, -1), np.array([0, 2]), np.arange(6), 1):
+            with pytest.raises(ValueError, match="a slice with step 1 or a bool mask"):
+                batch.select(wrong)  # type: ignore[arg-type]
+
     def test_a_shard_is_what_numpy_reads(self, tmp_path: Path) -> None:
         shard = write(tmp_path / "a") / "shards/000000"
         arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in shard.iterdir()}
