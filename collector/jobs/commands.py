@@ -272,7 +272,7 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
     from collector.jobs.report import Report, make_console, summary, wanted  # --help works without rich
 
     if not running.no_plot:
-        import_figure()  # fail before the collection
+        import_figure("; or use --no-plot")  # fail before the collection
     console = make_console(stderr=running.json)
     if not running.json:
         settings = as_display_record(as_record(job)).items()

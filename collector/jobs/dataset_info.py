@@ -94,11 +94,11 @@ def statistics_in_words(job: dict[str, Any]) -> list[str]:
     return found
 
 
-def import_figure() -> Any:
+def import_figure(advice: str = "") -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("the picture needs matplotlib: pip install 'vecenv[job]'; or use --no-plot") from error
+        raise ImportError(f"the picture needs matplotlib: pip install 'vecenv[job]'{advice}") from error
     return Figure
 
 

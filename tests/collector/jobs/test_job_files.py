@@ -264,6 +264,17 @@ class TestCommandLine:
             assert f"cannot write to {tmp_path / out}: " in capsys.readouterr().err
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "file"]
 
+    def test_without_matplotlib_the_advice_is_for_the_command(
+        self, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        run_job(Job(env="CartPole-v1", backend="dummy", num_envs=1, episodes=1), tmp_path / "a")
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        for arguments in (["plot", str(tmp_path / "a")], ["run", str(file), "--out", str(tmp_path / "b")]):
+            assert main(arguments) == 2
+            error = capsys.readouterr().err
+            assert "the picture needs matplotlib: pip install 'vecenv[job]'" in error
+            assert ("--no-plot" in error) == (arguments[0] == "run")
+
     def test_the_advice_names_a_folder_with_brackets(self, tmp_path: Path, capsys: Any) -> None:
         for name in ("run[lr=0.1]", "a[/b]"):
             state = JobState(job=Job(env="CartPole-v1", episodes=1), out=tmp_path / name, status="interrupted")
