@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
+import msgspec
 import numpy as np
 
 from collector.basics.interruptor import Stopping
@@ -26,6 +27,7 @@ from collector.store.dataset import Dataset
 from collector.store.dataset_folder import writing
 from collector.store.safe_folder import SafeFolder
 from vecenv import ShmemVectorEnv, nest
+from vecenv.extending import cast_exactly
 
 VIDEOS = "videos"
 FPS = 30
@@ -61,16 +63,22 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
     if not data.head.get("repeatable"):
         with closing(make_env(job)) as env:
             return {number: _repeat_and_compare(env, episode) for number, episode in stored.items()}
-    played: dict[int, Episode] = {}
+    played, progress = dict[int, Episode](), JobProgress()
+    # The player then skips an episode whose env fails, instead of raising an error.
+    job = msgspec.structs.replace(job, on_error="retry", retries=1, max_failed=len(stored))
     # Another kind of device may give different bits.
     device = "cpu" if data.head.get("device") == "cpu" else device_of_policy(job)
     with Stopping() as stop:
-        for each in Player(job, Plan(job.seed, numbers=stored), stop, JobProgress(), device).play():
+        for each in Player(job, Plan(job.seed, numbers=stored), stop, progress, device).play():
             played |= {episode.number: episode for episode in each.episodes or ()}
         if stop.is_stopped:
             raise KeyboardInterrupt
-    failed = "its env failed"
-    return {n: difference(one, columns_of(played[n])) if n in played else failed for n, one in stored.items()}
+    return {
+        number: difference(episode, columns_of(played[number]))
+        if number in played
+        else f"its env failed: {progress.skipped[number]}"
+        for number, episode in stored.items()
+    }
 
 
 def _repeat_and_compare(env: Any, episode: Episode) -> str:
@@ -114,7 +122,7 @@ def difference(stored: Episode, played: Mapping[str, Any]) -> str:
 
 
 def equal_rows(stored: Any, other: Any) -> bool:
-    """Return whether rows are equal after a cast to the dtype of `stored`. NaN equals NaN, and 0.0 equals -0.0.
+    """Return whether rows have the same bits after a cast to the dtype of `stored`. A cast may only round floats.
 
     >>> equal_rows({"a": np.float32(0.1)}, {"a": 0.1}), equal_rows(np.zeros(2), np.ones(2))
     (True, False)
@@ -127,10 +135,10 @@ def equal_rows(stored: Any, other: Any) -> bool:
         return len(stored) == len(other) and all(map(equal_rows, stored, other))
     own = np.asarray(stored)
     try:
-        row = np.asarray(other).astype(own.dtype)
-    except (TypeError, ValueError):  # the env has changed, and returns a dict or text
+        row = cast_exactly(np.asarray(other), own.dtype)
+    except ValueError:  # the env has changed, and returns lists of different lengths
         return False
-    return own.size == row.size and np.array_equal(own.ravel(), row.ravel(), equal_nan=own.dtype.kind == "f")
+    return row is not None and own.tobytes() == row.tobytes()
 
 
 def _row_at(rows: Any, step: int) -> Any:

@@ -21,7 +21,7 @@ from collector.jobs.job import JobError
 from collector.jobs.job_progress import JobState, spread
 from collector.jobs.job_runner import run_job
 from collector.jobs.player import JobFailedError
-from collector.jobs.replay import make_videos, replay_episodes
+from collector.jobs.replay import equal_rows, make_videos, replay_episodes
 from collector.jobs.report import Report
 from tests.support.backends import FULL
 from tests.support.job_envs import HERE, change_job, counting, job, stop_at
@@ -49,6 +49,19 @@ class TestReplay:
         assert main(["verify", str(tmp_path)]) == 1
         assert str(shard.parent) in capsys.readouterr().out
 
+    @pytest.mark.parametrize(
+        "settings",
+        [{}, {"on_error": "raise"}, {"max_failed": 0}, {"retries": 0}, {"policy": f"{HERE}:Drawing"}],
+        ids=lambda settings: "-".join(settings) or "random",
+    )
+    def test_an_env_that_fails_is_reported(self, settings: dict[str, Any], tmp_path: Path) -> None:
+        run_job(job(**settings, episodes=3), tmp_path)
+        change_job(tmp_path, **counting(every=1, at="reset"))
+        found = replay_episodes(tmp_path, 3, [HERE])
+        assert list(found) == [0, 1, 2]
+        for text in found.values():
+            assert text.startswith("its env failed: OverflowError: the episode with the seed ")
+
     @pytest.mark.parametrize("policy", ["random", f"{HERE}:Drawing"])
     def test_an_env_that_has_changed_differs(self, policy: str, tmp_path: Path) -> None:
         run_job(job(policy=policy, episodes=3), tmp_path)
@@ -67,6 +80,22 @@ class TestReplay:
         run_job(job(policy="mlp", device="cpu", episodes=3), tmp_path)
         monkeypatch.setattr("collector.jobs.replay.device_of_policy", lambda job: "cuda")
         assert not any(replay_episodes(tmp_path, 3).values())
+
+    @pytest.mark.parametrize(
+        ("stored", "other", "expected"),
+        [
+            (np.float32(0.1), 0.1, True),
+            (np.array([1.0, np.nan]), [1, np.nan], True),
+            (np.bool_(True), 1, True),
+            (np.array([0.0]), np.array([-0.0]), False),
+            (np.array([np.nan]), np.array([-np.nan]), False),
+            (np.int64(1), 1.5, False),
+            (np.zeros(2), [[0.0], [0.0, 0.0]], False),
+            (np.zeros(2), "text", False),
+        ],
+    )
+    def test_rows_are_compared_bit_for_bit_in_the_stored_dtype(self, stored: Any, other: Any, expected: bool) -> None:
+        assert equal_rows({"a": (stored,)}, {"a": (other,)}) is expected
 
     @FULL
     def test_of_other_jobs_the_actions_are_repeated(self, tmp_path: Path, capsys: Any) -> None:
