@@ -9,6 +9,7 @@ import numpy as np
 
 from vecenv.backends.host.env_access import parts
 from vecenv.backends.host.env_host import EnvReport, check_env, report_of
+from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.memory.shared_state import SharedState, Stateful, form_of
 
@@ -150,18 +151,17 @@ class EnvCreator:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Set the shared state of all envs to `state_dict`.
 
-        Raises ValueError for wrong names or shapes, before any change.
+        Raises ValueError for wrong names or shapes, or values that a dtype cannot hold, before any change.
         """
         now = self.state_dict()
-        wrong = [*(now.keys() ^ state_dict.keys())]
-        wrong += [key for key in now.keys() & state_dict.keys() if now[key].shape != np.shape(state_dict[key])]
-        if wrong:
-            shapes = {key: value.shape for key, value in now.items()}
-            raise ValueError(f"the state_dict does not fit at {sorted(wrong)}; expected the shapes {shapes}")
+        new = {key: _cast(np.asarray(state_dict[key]), now[key]) for key in now.keys() & state_dict.keys()}
+        if wrong := [*(now.keys() ^ state_dict.keys()), *(key for key, array in new.items() if array is None)]:
+            forms = {key: (value.shape, value.dtype.name) for key, value in now.items()}
+            raise ValueError(f"the state_dict does not fit at {sorted(wrong)}; expected the shapes and dtypes {forms}")
         for k, (owner, state) in enumerate(zip(self._names, self._states or (), strict=True)):
             with state.update() as arrays:
                 for name in arrays:
-                    arrays[name][...] = state_dict[f"{k}.{owner}.{name}"]
+                    arrays[name][...] = new[f"{k}.{owner}.{name}"]
 
     @property
     def create_env_kwargs(self) -> Kwargs | list[Kwargs]:
@@ -238,6 +238,12 @@ def stateful_parts(env: Any) -> list[Stateful]:
         if isinstance(part, Stateful) and not any(part is other for other in found):
             found.append(part)
     return found
+
+
+def _cast(array: np.ndarray, own: np.ndarray) -> np.ndarray | None:
+    if array.shape != own.shape:
+        return None
+    return array if array.dtype == own.dtype else cast_exactly(array, own.dtype)
 
 
 def _merge_kwargs(kwargs: Kwargs | Sequence[Kwargs], first: Kwargs | Sequence[Kwargs]) -> Any:

@@ -220,11 +220,14 @@ def test_load_state_dict_sets_the_state_of_all_envs() -> None:
     creator.load_state_dict({key: np.zeros_like(value) for key, value in saved.items()})
     assert env.calls() == 0
     assert saved["0.Counted.calls"] == 4
-    for wrong in ({}, saved | {"x": 1}, saved | {"0.Counted.sums": np.zeros(3)}):
-        with pytest.raises(ValueError, match="does not fit"):
-            creator.load_state_dict(wrong)
-    creator.load_state_dict(saved)
-    assert creator().calls() == 4
+    creator.load_state_dict(saved | {"0.Counted.calls": 5.0, "0.Counted.sums": [1, 2]})
+    numbers = [{"0.Counted.calls": value} for value in (2.5, np.nan, 2**70, "4")]
+    for wrong in ({"x": 1}, {"0.Counted.sums": np.zeros(3)}, {"0.Counted.sums": ["1", "2"]}, *numbers):
+        with pytest.raises(ValueError, match=rf"does not fit at \['{next(iter(wrong))}'\].*int64"):
+            creator.load_state_dict(saved | wrong)
+    with pytest.raises(ValueError, match="does not fit"):
+        creator.load_state_dict({})
+    assert creator().calls() == 5
 
 
 # Arguments.
