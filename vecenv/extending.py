@@ -14,6 +14,7 @@ from vecenv.engine.arguments import (
     as_ids,
     at_least_one,
     check_count,
+    check_mapping,
     check_number,
     check_options,
     check_resources,
@@ -58,9 +59,10 @@ from vecenv.wrappers import check_send_and_recv, resets_in_step, step_with_views
 
 __all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "LayerMark", "Layout", "Leaf", "ObjectLeaf", "RayCluster"]
 __all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "at_least_one", "batch_actions", "cast_exactly"]
-__all__ += ["cause_of", "check_count", "check_number", "check_options", "check_resources", "check_seed"]
-__all__ += ["check_send_and_recv", "check_timeout", "common_layout", "connect", "dead_nodes", "end_actor", "ends_soon"]
-__all__ += ["find_spec", "flat", "free_places", "get_record", "is_loss", "is_repeated", "make_actor", "make_counter"]
-__all__ += ["missing_package", "path_of_descriptor", "put_record", "reason_of", "release_pool", "remove_record"]
-__all__ += ["resets_in_step", "resolve_env_fns", "round_envs", "seed_chain", "seed_generators", "spread_seeds"]
-__all__ += ["start_task", "step_with_views", "unreachable_nodes", "unscheduled", "warn_caller", "whole", "worker_seeds"]
+__all__ += ["cause_of", "check_count", "check_mapping", "check_number", "check_options", "check_resources"]
+__all__ += ["check_seed", "check_send_and_recv", "check_timeout", "common_layout", "connect", "dead_nodes", "end_actor"]
+__all__ += ["ends_soon", "find_spec", "flat", "free_places", "get_record", "is_loss", "is_repeated", "make_actor"]
+__all__ += ["make_counter", "missing_package", "path_of_descriptor", "put_record", "reason_of", "release_pool"]
+__all__ += ["remove_record", "resets_in_step", "resolve_env_fns", "round_envs", "seed_chain", "seed_generators"]
+__all__ += ["spread_seeds", "start_task", "step_with_views", "unreachable_nodes", "unscheduled", "warn_caller", "whole"]
+__all__ += ["worker_seeds"]

@@ -210,7 +210,7 @@ class RayVectorEnv(WorkersVectorEnv):
         release_openmp: bool = True,
         **options: Any,
     ) -> None:
-        check_resources(num_cpus, 0, resources)
+        check_resources(num_cpus, 0, resources, runtime_env)
         self.backend_class = partial(
             RayBackend,
             num_cpus=num_cpus,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from collector.batch.step_extras import check_info_keys
-from vecenv.extending import actor_options, at_least_one, check_count, check_resources, check_timeout
+from vecenv.extending import actor_options, at_least_one, check_count, check_mapping, check_resources, check_timeout
 
 ACTOR_ARGUMENTS = [
     "backend",
@@ -62,7 +62,7 @@ class ActorConfig:
     min_actors: int | None = None
 
     def __post_init__(self) -> None:
-        check_resources(self.num_cpus, self.num_gpus, self.resources)
+        check_resources(self.num_cpus, self.num_gpus, self.resources, self.runtime_env)
         check_timeout(self.start_timeout, "start_timeout")
         check_timeout(self.rollout_timeout, "rollout_timeout")
         check_count("max_restarts", self.max_restarts)
@@ -113,6 +113,8 @@ def check_arguments(
             f"create_env_kwargs has {len(create_env_kwargs)} entries for {count} actors; pass one dict, or a list with "
             "one for each actor"
         )
+    for kwargs in create_env_kwargs if isinstance(create_env_kwargs, Sequence) else [create_env_kwargs]:
+        check_mapping("create_env_kwargs", kwargs)
     if str(policy_device).startswith("cuda") and not actors.num_gpus:
         raise ValueError(
             f"policy_device={str(policy_device)!r} needs a GPU in each actor, and num_gpus is 0: pass "

@@ -12,7 +12,7 @@ from gymnasium import Env, spaces
 from gymnasium.vector import VectorEnv
 
 from vecenv import ShmemVectorEnv
-from vecenv.extending import VECTOR_ENVS, check_options, flat, resolve_env_fns
+from vecenv.extending import VECTOR_ENVS, check_mapping, check_options, flat, resolve_env_fns
 from vecenv.transforms import TransformedVectorEnv
 
 PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
@@ -54,7 +54,7 @@ class VectorEnvMaker:
 
 def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[list[Callable[[], Any]]], Any]) -> Any:
     """Return the vector env of `source` (`create_env_fn`). `make` builds a vector env from env functions."""
-    kwargs = kwargs or {}
+    kwargs = check_mapping("create_env_kwargs", kwargs)
     if isinstance(source, str):
         raise TypeError(f"create_env_fn is the text {source!r}: for 8 such envs pass [{source!r}] * 8")
     if isinstance(source, Sequence) and len(source) == 1 and hasattr(source[0], "step") and not callable(source[0]):

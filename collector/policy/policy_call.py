@@ -77,7 +77,7 @@ def as_exploration_type(wanted: ExplorationType, mode: str | None) -> Exploratio
     """Return `wanted` as a type. A `mode` (deprecated) replaces `wanted`. Raises `ValueError` for unknown values."""
     if mode is not None:
         warnings.warn("exploration_mode is deprecated; use exploration_type", DeprecationWarning, stacklevel=3)
-        wanted = mode.lower()  # type: ignore[assignment]
+        wanted = str(mode).lower()  # type: ignore[assignment]
     try:
         return ExplorationType(getattr(wanted, "value", wanted))
     except ValueError:

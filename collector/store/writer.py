@@ -30,6 +30,7 @@ from collector.store.schema import MAX_EXACT_INT, End, LayoutLine, Note, ShardLi
 from collector.store.shard import mismatch, write_shard
 from collector.store.shard_layout import EpisodeLayout, check_spaces, check_whole, columns_of_shard, in_shards, pack
 from vecenv import nest
+from vecenv.extending import check_mapping
 
 _INTERRUPTED = "a commit was interrupted"
 SHARDS = "shards"
@@ -63,6 +64,8 @@ class StoreWriter(Closable):
             writer.end()
     """
 
+    _files, _broken = ExitStack(), ""  # `__del__` uses them, also if the constructor got wrong arguments
+
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -74,7 +77,6 @@ class StoreWriter(Closable):
         compress: bool = False,
         check: Callable[[Manifest], object] = lambda manifest: None,
     ) -> None:
-        self._files, self._broken = ExitStack(), ""
         self.folder = Path(os.path.abspath(folder))
         self.compress = compress
         self.manifest = Manifest()
@@ -84,7 +86,7 @@ class StoreWriter(Closable):
         self._next_number = 0
         if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
-        content = None if head is None else head_bytes(head)
+        content = None if head is None else head_bytes(check_mapping("head", head))
         with writing(self.folder, "choose another folder"), ExitStack() as undo:
             self.opened, _ = open_locked(self.folder, undo)
             """Folder, opened and locked. The caller may write other files there."""

@@ -110,11 +110,19 @@ def check_number(
     return number
 
 
-def check_resources(num_cpus: Any, num_gpus: Any, resources: Any) -> None:
-    """Raise TypeError or ValueError unless these are amounts that Ray can reserve for an actor."""
+def check_mapping(name: str, value: Any) -> dict[str, Any]:
+    """Return `value` as a new dict, empty for None. Raise TypeError for other types."""
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict, got {value!r}")
+    return dict(value or {})
+
+
+def check_resources(num_cpus: Any, num_gpus: Any, resources: Any, runtime_env: Any) -> None:
+    """Raise TypeError or ValueError unless these are arguments with which Ray can start an actor."""
+    check_mapping("runtime_env", runtime_env)
     for name, amount in {"num_cpus": num_cpus, "num_gpus": num_gpus}.items():
         check_number(name, amount, least=0)
-    for name, amount in (resources or {}).items():
+    for name, amount in check_mapping("resources", resources).items():
         check_number(f"resources[{name!r}]", amount, least=0)
 
 

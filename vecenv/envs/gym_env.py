@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_i
 from gymnasium.utils import RecordConstructorArgs
 
 from vecenv.backends.host.env_access import render_in_turn
-from vecenv.engine.arguments import check_count
+from vecenv.engine.arguments import check_count, check_mapping
 
 Env = gymnasium.Env[Any, Any]
 
@@ -252,7 +252,7 @@ class Pixels(gymnasium.ObservationWrapper):
         if env.render_mode != "rgb_array":
             raise ValueError(f'from_pixels needs an env with render_mode="rgb_array", got {env.render_mode!r}')
         super().__init__(env)
-        self._only, self._key, self._render_kwargs = only, key, dict(render_kwargs or {})
+        self._only, self._key, self._render_kwargs = only, key, check_mapping("render_kwargs", render_kwargs)
         self._in_turn = True
         """True for the first frame, which may import gfxdraw, and while gfxdraw is imported."""
         if shape is None:

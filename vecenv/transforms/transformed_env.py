@@ -12,7 +12,7 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.host.row_writer import convert_flag, convert_reward, fit, wrong_keys
 from vecenv.backends.memory.arena import Leaf, space_tree
-from vecenv.engine.arguments import check_count
+from vecenv.engine.arguments import check_count, check_mapping
 from vecenv.envs.gym_env import Pixels, check_frame_skip, skip_frames
 from vecenv.errors import ObservationError
 from vecenv.transforms.arrays import action_rows
@@ -240,7 +240,8 @@ class PixelObservation(EnvTransform):
         self, pixels_only: bool = True, key: str = "pixels", render_kwargs: dict[str, Any] | None = None
     ) -> None:
         super().__init__()
-        self.pixels_only, self.key, self.render_kwargs = pixels_only, key, render_kwargs
+        self.pixels_only, self.key = pixels_only, key
+        self.render_kwargs = check_mapping("render_kwargs", render_kwargs)
         self._shape: tuple[int, ...] | None = None
 
     def wrap(self, env: Env) -> Env:

@@ -1,4 +1,4 @@
-"""Every public argument that is a number refuses values that are not usable, before anything starts."""
+"""Every public argument that is a number or a dict refuses values that are not usable, before anything starts."""
 
 import functools
 import inspect
@@ -16,8 +16,6 @@ import vecenv.transforms
 
 ENV_FNS = [functools.partial(gym.make, "CartPole-v1")] * 2
 PACKAGES = vecenv, vecenv.transforms, collector
-NUMBERS = {f"{kind}{none}" for kind in ("int", "float") for none in ("", " | None")}
-"""Annotations of arguments that are numbers."""
 
 # Arguments beside the tested one, per class or function.
 OTHERS: dict[str, dict[str, Any]] = {
@@ -30,7 +28,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Collector": {"create_env_fn": ENV_FNS, "frames_per_batch": 8, "total_frames": 8},
     "Dataset": {"folder": "missing"},
     "DummyVectorEnv": {"env_fns": ENV_FNS},
-    "GymEnv": {"env_name": "CartPole-v1"},
+    "GymEnv": {"env_name": "CartPole-v1", "from_pixels": True},
     "GymnasiumVectorEnv": {"venv": None},
     "MLPPolicy": {"observation_space": gym.spaces.Discrete(2), "action_space": gym.spaces.Discrete(2)},
     "MultiStep": {"n": 2, "gamma": 0.9},
@@ -44,6 +42,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "SerialEnv": {"num_workers": 2, "create_env_fn": ENV_FNS[0]},
     "ShmemVectorEnv": {"env_fns": ENV_FNS},
     "SqueezeTransform": {"dim": 0},
+    "StoreWriter": {"folder": "missing"},
     "SubprocVectorEnv": {"env_fns": ENV_FNS},
     "SyncDataCollector": {"create_env_fn": ENV_FNS, "frames_per_batch": 8, "total_frames": 8},
     "ThreadVectorEnv": {"env_fns": ENV_FNS},
@@ -65,30 +64,37 @@ def takes_arguments(each: Any) -> bool:
     return is_class or inspect.isfunction(each)
 
 
-def numbers_of(made: Callable[..., Any]) -> list[str]:
-    parameters = inspect.signature(made).parameters.values()
-    return [each.name for each in parameters if str(each.annotation) in NUMBERS]
-
-
-def arguments() -> list[Any]:
+def arguments(*annotations: str) -> list[Any]:
+    """Return the public classes and functions, and their parameters with one of the annotations."""
     named = {name: getattr(package, name) for package in PACKAGES for name in package.__all__}
-    tested = {
-        name: each for name, each in named.items() if name not in RESULTS | CHECKED_ELSEWHERE and takes_arguments(each)
-    }
     return [
-        pytest.param(each, number, id=f"{name}-{number}")
-        for name, each in tested.items()
-        for number in numbers_of(each)
+        pytest.param(each, parameter.name, id=f"{name}-{parameter.name}")
+        for name, each in named.items()
+        if name not in RESULTS | CHECKED_ELSEWHERE and takes_arguments(each)
+        for parameter in inspect.signature(each).parameters.values()
+        if str(parameter.annotation) in annotations
     ]
 
 
-@pytest.mark.parametrize(("made", "argument"), arguments())
-def test_a_number_that_cannot_be_used_is_refused_and_named(made: Callable[..., Any], argument: str) -> None:
+def check_refusals(made: Callable[..., Any], argument: str, values: list[Any]) -> None:
     others = OTHERS.get(made.__name__, {})
     if made is vecenv.BaseVectorEnv:
         made = vecenv.ShmemVectorEnv
     with vecenv.DummyVectorEnv(ENV_FNS) as venv:
         given = {name: venv if each is None else each for name, each in others.items()}
-        for value in ("3", 1.5j, np.array([2, 3])) + (math.nan,) * (argument != "padding_value"):
+        for value in values:
             with pytest.raises((TypeError, ValueError), match=rf"\b{argument.removeprefix('job_')}\b"):
                 made(**given | {argument: value})
+
+
+@pytest.mark.parametrize(("made", "argument"), arguments("int", "int | None", "float", "float | None"))
+def test_a_number_that_cannot_be_used_is_refused_and_named(made: Callable[..., Any], argument: str) -> None:
+    is_finite = argument != "padding_value"
+    check_refusals(made, argument, ["3", 1.5j, np.array([2, 3])] + [math.nan] * is_finite)
+
+
+@pytest.mark.parametrize(
+    ("made", "argument"), arguments("dict[str, Any] | None", "Mapping[str, Any] | None", "Mapping[str, float] | None")
+)
+def test_a_mapping_of_another_type_is_refused_and_named(made: Callable[..., Any], argument: str) -> None:
+    check_refusals(made, argument, ["width", 3, [1]])
