@@ -1,12 +1,13 @@
 """`AsyncLoop`: collects the batches of an `AsyncDataCollector`.
 
-Envs are in groups. While the policy chooses actions for a group, the other groups step::
+Without `wait_num` and `timeout`, fixed groups of envs take turns: while a group steps, the policy chooses actions for
+the next group::
 
-    policy     A0      B0      A1      B1      A2
-    group A       |--- a0 ---|    |--- a1 ---|         A0: choose actions for group A; a0: group A steps
-    group B               |--- b0 ---|    |--- b1 ---|
+    policy    A0  B0          A1          B1          A2
+    group A       |--- a0 ---|            |--- a1 ---|            A0: actions for group A; a0: group A steps
+    group B                   |--- b0 ---|            |--- b1 ---|
 
-With `wait_num` or `timeout`, each `recv` returns the next group. Without these options, groups are fixed.
+With `wait_num` or `timeout`, the policy acts for the envs that `recv` returns, while all other envs step.
 """
 
 from __future__ import annotations

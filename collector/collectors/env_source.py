@@ -75,8 +75,8 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
         source = source(**kwargs)
     elif kwargs:
         raise RuntimeError(
-            f"kwargs were passed to {source} but they can't be set, because it already exists: {kwargs}; "
-            "pass a callable that makes the env"
+            f"create_env_kwargs={kwargs} cannot be used, because the env already exists: {source}; pass a callable "
+            "that makes the env"
         )
     if instead := _unsupported_error(source):
         if made_here:
@@ -100,7 +100,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
 
 
 def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
-    """Wrap the vector env in transforms. These run on `device`, by default on the device of the policy."""
+    """Wrap the vector env in transforms that run on `device` (default: the policy's device)."""
     if transforms is None:
         return env
     if device is not None or sys.modules.get("torch") is not None:
@@ -132,7 +132,7 @@ def check_synchronous(env: Any, user: str, cuts: bool) -> None:
     if env.is_async:
         raise ValueError(
             f"{user} waits for all envs in each round: use AsyncDataCollector for a vector env with wait_num or "
-            "timeout, or make it without"
+            "timeout, or make the vector env without these options"
         )
     check_rounds(env, mixed=False, cuts=cuts)
 
@@ -180,13 +180,14 @@ def _unsupported_error(source: Any) -> str | None:
     if hasattr(source, "possible_agents"):
         return (
             f"{type(source).__name__} steps many agents in each env, and collectors step one agent per env: pass "
-            "flatten_agents(env) of a ParallelVectorEnv, or a list of functions that make a PettingZooEnv(...) each"
+            "flatten_agents(env) if env is a ParallelVectorEnv, or a list of functions that each make a "
+            "PettingZooEnv(...)"
         )
     if isinstance(source, VectorEnv):
         return None
     is_ours = hasattr(getattr(source, "venv", None), "env_num")
     instead = "its `.venv`" if is_ours else "a list of callables that make one env each"
     return (
-        f"{type(source).__name__} is a vector env of another library (such as Stable-Baselines3), which resets envs "
-        f"by itself: pass {instead}"
+        f"{type(source).__name__} resets envs by itself, as vector envs of Stable-Baselines3 do, but collectors decide "
+        f"when an env is reset: pass {instead}"
     )

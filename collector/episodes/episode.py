@@ -35,7 +35,7 @@ class Episode:
     """bool `(L,)`: True in the last row if the episode was stopped before a final state."""
     env_id: int
     number: int = -1
-    """Number in the collector's `episode_seeds`, or -1."""
+    """Number that the collector's `episode_seeds` gave, or -1."""
     seed: int | None = None
     """Seed of the reset; None if unknown."""
 

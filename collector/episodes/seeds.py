@@ -75,7 +75,7 @@ def action_seed(job_seed: int, number: int) -> int:
 
 
 def action_seeds(job_seed: int, numbers: np.ndarray) -> list[int]:
-    """Return the `action_seed` of each number, int64 `(k,)`. An env without an episode has the number -1."""
+    """Return the `action_seed` of each number, and a seed for -1 (no episode). `numbers`: int64 `(k,)`."""
     return [_seed(job_seed, number, _ACTION_SEED) for number in numbers.tolist()]
 
 

@@ -22,7 +22,7 @@ class Runs(NamedTuple):
     ends: np.ndarray
     """True if the run ends the episode."""
     number: np.ndarray
-    """Number of the episode in `episode_seeds`, or -1."""
+    """Number that `episode_seeds` gave the episode, or -1."""
     seed: np.ndarray
     """Seed of the episode, or -1."""
 
@@ -33,7 +33,7 @@ class Runs(NamedTuple):
 class UnfinishedEpisodes:
     def __init__(self) -> None:
         self._parts: dict[int, list[list[np.ndarray]]] = {}
-        """Runs of each env's unfinished episode. A run is a list with an array per column."""
+        """Unfinished episodes by env: for each run, an array per leaf of `columns`."""
 
     @property
     def steps(self) -> int:
@@ -49,7 +49,7 @@ class UnfinishedEpisodes:
         """Return the fields of an `EpisodeBatch` with the episodes that end. Keep the other runs.
 
         `columns`: trees of arrays, including `obs`. Rows of a run are `stride` apart. `last_obs`: a row per ended run.
-        `playing`: False for an env without an unfinished episode. The env's kept runs are dropped.
+        `playing`: True for an env with an unfinished episode. Runs of other envs are dropped.
         """
         leaves = [(nest.as_array(leaf), name == "obs") for name in columns for leaf in nest.leaves(columns[name])]
         earlier: dict[int, list[list[np.ndarray]]] = {}
@@ -66,13 +66,13 @@ class UnfinishedEpisodes:
         envs, start, steps, before, _, number, seed = runs.take(ended)
         lengths, most = before + steps, len(leaves[0][0]) - 1
         begins, obs_begins = np.cumsum(lengths) - lengths, np.cumsum(steps + 1) - (steps + 1)
-        # Below, earlier runs and last observations overwrite the rows of clipped indices.
+        # Indices outside of a run are placeholders: below, earlier runs and `last_obs` overwrite these rows.
         rows = _ranges(start - before * stride, lengths, stride).clip(0, most)
         obs_rows = _ranges(start, steps + 1, stride).clip(0, most)
         arrays = [nest.take(leaf, obs_rows if is_obs else rows) for leaf, is_obs in leaves]
         of_obs = [i for i, (_, is_obs) in enumerate(leaves) if is_obs]
         obs = [arrays[i] for i in of_obs]
-        parts, copied = list[list[np.ndarray]](), 0  # observations of earlier batches are not copied
+        parts, copied = list[list[np.ndarray]](), 0  # without a second copy of earlier observations
         for which in np.flatnonzero(before).tolist():
             row, obs_row = int(begins[which]), int(obs_begins[which])
             if obs_row > copied:

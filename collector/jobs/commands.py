@@ -72,9 +72,9 @@ class Running:
     """Options of the commands that run a job.
 
     Args:
-        cluster: address of a Ray cluster to play on, or "auto" (the cluster of RAY_ADDRESS or this machine, else a new
-            one). Each Ray task makes num_envs envs. A task whose node does not see the folder sends its episodes to
-            this machine.
+        cluster: address of a Ray cluster to play on. "auto": RAY_ADDRESS if set, else a running cluster on this
+            machine, else a new one. Each Ray task makes num_envs envs. A task whose node does not see the folder sends
+            its episodes to this machine.
         cluster_actors: number of parallel tasks [as many as fit].
         no_plot: do not draw the returns when the job ends.
         tensorboard: also write metrics for TensorBoard.
@@ -207,7 +207,7 @@ def plot(folder: Folder, *, out: OptionalPath = None) -> int:
 
     Args:
         folder: a data set.
-        out: the PNG file [returns.png in the folder].
+        out: the PNG file [returns.png inside the data set].
     """
     sys.stdout.write(f"{plot_dataset(folder, out)}\n")
     return 0
@@ -226,7 +226,7 @@ def video(
     Args:
         folder: a folder that a job wrote.
         episodes: numbers of the episodes [the one with the highest return].
-        out: folder for the videos [videos in the folder].
+        out: folder for the videos ["videos" inside the job's folder].
         num_workers: processes that render.
         allow_import: a trusted module that the stored job may import.
     """
@@ -249,8 +249,8 @@ def export(
     Args:
         folder: a data set.
         to: the format.
-        out: the folder to write [FOLDER-FORMAT beside the folder; for Minari the id exported/FOLDER-v0]. With --to
-            minari, an id such as mine/cartpole-v0 is a path inside Minari's folder.
+        out: the folder to write. With --to minari, an id such as mine/cartpole-v0 is a path inside Minari's folder.
+            [for data/cartpole: data/cartpole-parquet, data/cartpole-lerobot, or the id exported/cartpole-v0]
     """
     name = folder.resolve().name
     if to == "minari":

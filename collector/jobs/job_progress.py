@@ -32,12 +32,12 @@ class JobProgress:
     """Last error of each episode skipped in this run, by episode number."""
     notes: list[str] = field(default_factory=list)
     bottleneck: str = ""
-    """Slowest kind of work, and its share of the time: "envs 80 %". "idle": this process stores episodes."""
+    """Slowest kind of work, and its share of the time: "envs 80 %". "idle" includes storing episodes."""
 
 
 @dataclass(repr=False, kw_only=True)
 class JobState(JobProgress):
-    """Progress of a job. `run_job` passes it to `on_progress`, and returns it at the end."""
+    """Progress of a job, passed to `on_progress` and returned by `run_job`."""
 
     job: Job
     out: Path
@@ -50,7 +50,7 @@ class JobState(JobProgress):
     seconds: float = 0.0
     workers: int = 1
     actors: int = 0
-    """Number of parallel tasks on a Ray cluster; 0: this process plays."""
+    """Number of parallel tasks on a Ray cluster; 0 without a cluster."""
     device: str = "cpu"
     status: str = "failed"
     """"complete", "interrupted" or "failed". While the job runs, "failed"."""
@@ -66,7 +66,7 @@ class JobState(JobProgress):
 
     @property
     def done(self) -> float:
-        """Share of the job that is done."""
+        """Finished share of the job."""
         if self.job.episodes is not None:
             return min(1.0, self.episodes / self.job.episodes)
         return min(1.0, self.steps / (self.job.steps or 1))
@@ -131,8 +131,8 @@ class Metrics:
     """Writer of `metrics.jsonl`: at most one line per second, and one at the end.
 
     A line has `time` (Unix seconds), `seconds` (of this run), `steps`, `episodes`, `steps_per_second`, `mean_return`
-    and `mean_length` (of the last 100 episodes), `skipped` and `bottleneck` (a text). With `tensorboard`, the numbers
-    are also events in the subfolder `tensorboard`.
+    and `mean_length` (of this run's last 100 episodes; missing before the first), `skipped` and `bottleneck` (a text).
+    With `tensorboard`, the numbers are also events in the subfolder `tensorboard`.
     """
 
     def __init__(self, folder: str | os.PathLike[str], tensorboard: bool = False) -> None:
@@ -140,7 +140,7 @@ class Metrics:
         with ExitStack() as files, SafeFolder(folder) as opened:
             if tensorboard:
                 inner = files.enter_context(opened.inside("tensorboard", make=True))
-                # TensorBoard reopens `fd_path` for each write, so the folder stays open.
+                # TensorBoard reopens `fd_path` for each write. The path is valid only while `inner` is open.
                 self._events = files.enter_context(closing(import_tensorboard()(inner.fd_path)))
             # No fsync, because losing metrics is harmless.
             fd = opened.open(METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -50,14 +50,14 @@ def run_job(
 ) -> JobState:
     """Collect the episodes of a job into the folder `out`, and return the final state.
 
-    In the main thread, SIGINT and SIGTERM end the job. If a signal or exception ends the job, whole episodes are
-    committed first, and `resume_job` can continue.
+    In the main thread, SIGINT and SIGTERM end the job. After a signal or exception, whole episodes are committed, and
+    `resume_job` can continue.
 
     Args:
         out: Folder of the data set.
         overwrite: Replace an earlier data set.
-        cluster: Address of a Ray cluster to play on; "auto": the cluster of RAY_ADDRESS or this machine, else a new
-            cluster. A Ray task whose node does not see `out` sends its episodes to this process.
+        cluster: Address of a Ray cluster to play on. "auto": RAY_ADDRESS if set, else a running cluster on this
+            machine, else a new one. A Ray task whose node does not see `out` sends its episodes to this process.
         cluster_actors: Number of parallel tasks on the cluster, each with `num_envs` envs; default: as many as fit.
         on_progress: Called after every batch.
 

@@ -141,7 +141,7 @@ def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
             raise JobError(
                 f"{named} {name!r} as a {kind.word}, which --allow-import cannot allow: it is neither {known}, nor a "
                 "class or function of a module (module:name, without dots after the colon). If you have the job file, "
-                f"resume with it: run JOB --out {where} --resume"
+                f"resume with: python -m collector run FILE --out {where} --resume"
             )
     modules = dict.fromkeys(name.partition(":")[0] for _, name in code)
     if missing := [module for module in modules if module not in allowed]:

@@ -34,7 +34,7 @@ def wanted(job: Job) -> str:
 
 
 class Report:
-    """Progress display of a job. Pass it to `run_job` as `on_progress`, in its `with` block."""
+    """Progress display: `with Report(console, job, heading) as report: run_job(job, out, on_progress=report)`."""
 
     def __init__(self, console: Console, job: Job, heading: str) -> None:
         self._console, self._job, self._heading = console, job, heading
@@ -100,7 +100,7 @@ def summary(state: JobState, info: dict[str, Any] | None) -> Group:
     if state.status == "complete":
         return Group("Collected:", table_of(rows))
     if (modules := modules_to_allow(job, state.out)) is None:
-        advice = f"Resume with the job file or program that began it: run JOB --out {folder} --resume"
+        advice = "To resume, run the same command with --resume and without --overwrite"
     else:
         flags = (f" --allow-import {module}" for module in modules)
         advice = f"Resume with: python -m collector resume {folder}{''.join(flags)}"

@@ -59,7 +59,7 @@ def set_exploration_type(wanted: ExplorationType) -> AbstractContextManager[None
 
 
 def requested_exploration_type() -> ExplorationType | None:
-    """Return the type from `set_exploration_type`, or `None` if not set, or replaced during a batch."""
+    """Return the type of the `set_exploration_type` block, if any. A running batch hides an outer block."""
     wanted, requested = _current.get()
     return wanted if requested else None
 
@@ -111,7 +111,7 @@ def has_torch_sampling(kind: type) -> bool:
 
 
 def choose(action: Any, wanted: ExplorationType) -> Any:
-    """Take an action from each distribution. Raises `ValueError` if a distribution has no mode or mean (`wanted`)."""
+    """Take an action from each distribution. Raises `ValueError` if a distribution lacks the `wanted` mode or mean."""
     if isinstance(action, (dict, tuple)):
         return nest.map(lambda leaf: choose(leaf, wanted), action)
     if not is_distribution(type(action)):  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def original_of(policy: Policy) -> Policy:
 def signature_of(
     policy: Policy, observation_space: spaces.Space[Any] | None, info_keys: Sequence[str] = ()
 ) -> Signature:
-    """Read the signature of a policy. Raises `TypeError` if one of several required parameters is unknown."""
+    """Read the signature of a policy. Raises `TypeError` if one of several required parameters cannot be filled."""
     policy = original_of(policy)
     tensordict = sys.modules.get("tensordict")  # a policy of tensordict has imported the package
     if tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase):
@@ -181,7 +181,7 @@ def signature_of(
     if len(required) > 1:
         known = f"a dict with the keys {sorted(keys)}" if keys else "one argument"
         raise TypeError(
-            f"Arguments to policy.forward are incompatible with the observations: the policy needs {required}, but "
+            f"the parameters of the policy are incompatible with the observations: the policy needs {required}, but "
             f"observations are {known}; entries of infos are passed if info_keys names them, and info_keys is "
             f"{tuple(info_keys)}"
         )
@@ -227,7 +227,7 @@ class PolicyCall:
     ) -> None:
         self.exploration = exploration
         self.wants_rows = signature.state or signature.env_id or bool(signature.info_keys)
-        """True if a call's `inputs` are `(observations, rows_of(...), entries of infos)`."""
+        """True if a call's `inputs` are `(observations, result of rows_of, entries of infos)`."""
         self.takes_info = signature.info
         self.infos: Any = None
         self.state = RecurrentState(original_of(policy), rows) if signature.state else None
@@ -313,10 +313,10 @@ class RecurrentState:
         self._begun[env_ids] = True
 
     def rows(self, env_ids: np.ndarray, stepping: np.ndarray | None, needs_ids: bool) -> tuple[np.ndarray, ...]:
-        """Return the envs of the next call, the rows that begin an episode, and `stepping` if given.
+        """Return the next call's env ids, the positions of rows that begin an episode, and `stepping` if given.
 
-        Returns () if all envs step in order, no episode begins, and `needs_ids` is False. stepping: the envs that
-            change their state; `None`: all.
+        Without `stepping`, returns () if all envs are in order, no episode begins, and `needs_ids` is False.
+        stepping: ids of the envs whose state changes; `None`: all.
         """
         begun = self._begun[env_ids].nonzero()[0]
         self._env_ids, self._in_order = env_ids, np.array_equal(env_ids, self._all_ids)

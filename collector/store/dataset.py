@@ -90,7 +90,7 @@ class Dataset:
         """Content of dataset.json: spaces, versions, job (docs/guides/datasets.md)."""
         manifest = read_manifest(self.folder)
         self.end = manifest.end
-        """Episodes with numbers of `end` or more are ignored. None if the data set is incomplete."""
+        """Episodes with a number >= `end` are ignored. None if the data set is incomplete."""
         self.failed = manifest.failed
         """Number of failures by kind, for example "skipped"."""
         self.state = manifest.state
@@ -148,7 +148,7 @@ class Dataset:
 
     @property
     def action_space(self) -> Any:
-        """Action space of one env. None as for `observation_space`."""
+        """Action space of one env, or None; see `observation_space`."""
         return space_from_json(self.head.get("action_space"))
 
     @property
@@ -204,11 +204,11 @@ class Dataset:
     def transitions(self) -> Transitions:
         """Return all transitions, ordered by episode. Raises `DatasetError` if there is no episode."""
         if not len(self):
-            raise DatasetError(f"{self.folder} has no episodes yet")
+            raise DatasetError(f"{self.folder}: the data set or slice has no episodes")
         return self.take(np.arange(self.steps))
 
     def take(self, steps: Any) -> Transitions:
-        """Return the rows `steps`, int `(k,)`, of `transitions()`. Raises IndexError if `steps` is empty or invalid."""
+        """Return rows of `transitions()`. `steps`: row indices, int `(k,)`. Raises IndexError if empty or invalid."""
         steps = np.asarray(steps)
         if not steps.size or steps.ndim != 1 or steps.dtype.kind not in "iu":
             raise IndexError(
@@ -254,7 +254,7 @@ class Dataset:
         batch_size, seed = at_least_one("batch_size", batch_size), check_seed(seed)
         passes = None if passes is None else at_least_one("passes", passes)
         if not len(self):
-            raise DatasetError(f"{self.folder} has no episodes yet")
+            raise DatasetError(f"{self.folder}: the data set or slice has no episodes")
         return self._orders(batch_size, seed, passes)
 
     def _orders(self, batch_size: int, seed: int, passes: int | None) -> Iterator[np.ndarray]:
@@ -300,7 +300,7 @@ class Dataset:
         return TorchRows(self, of == "episodes")
 
     def verify(self) -> list[str]:
-        """Check all shards of the folder, even if this is a slice. Return a text per damaged shard."""
+        """Check all shards of the folder, even for a slice. Return a text per damaged shard."""
         problems = []
         for which in range(len(self._shards.records)):
             try:

@@ -450,7 +450,7 @@ class TestEnvironments:
     def test_vector_envs_of_other_kinds_are_refused_with_what_to_pass_instead(self, kind: type) -> None:
         pytest.importorskip("stable_baselines3")
         other = importlib.import_module("vecenv.facades.to_sb3").SB3VecEnv(DummyVectorEnv(cartpoles(2)))
-        with pytest.raises(TypeError, match=r"SB3VecEnv is a vector env .* pass its `\.venv`"):
+        with pytest.raises(TypeError, match=r"SB3VecEnv resets envs by itself.* pass its `\.venv`"):
             kind(other, frames_per_batch=10)
         assert batch_of(other.venv, None, 10, kind).frames == 10
 

@@ -37,7 +37,7 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
         raise ValueError(f"to must be one of {', '.join(TARGETS)}, got {to!r}")
     data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
     if not len(data):
-        raise DatasetError(f"{data.folder} has no episodes yet")
+        raise DatasetError(f"{data.folder}: the data set or slice has no episodes")
     write, out = getattr(importlib.import_module(f"{__name__}.{TARGETS[to]}"), f"write_{to}"), Path(out)
     if out.exists():
         raise DatasetError(f"{out} exists; choose another place, or remove it")

@@ -371,7 +371,7 @@ class TestAllowed:
         )
         own = load_job(tmp_path / "job.toml")
         assert run_job(own, tmp_path / "a").status == "complete"
-        with pytest.raises(JobError, match=r"If you have the job file, resume with it: run JOB --out .* --resume"):
+        with pytest.raises(JobError, match=r"If you have the job file, resume with: .* run FILE --out .* --resume"):
             resume_job(tmp_path / "a", allow_import=["own_package", "own_package.inner"])
         assert resume_job(tmp_path / "a", own).status == "complete"
 

@@ -313,9 +313,7 @@ class TestSignatures:
         assert (collect(policy, [lambda: Renamed(DictObs(Countdown(3)))] * 2).action == 0).all()
 
     def test_parameters_that_are_no_entries_are_an_error(self) -> None:
-        with pytest.raises(
-            TypeError, match=r"Arguments to policy.forward are incompatible .*\['a', 'c'\].*\['a', 'b'\]"
-        ):
+        with pytest.raises(TypeError, match=r"parameters of the policy are incompatible .*\['a', 'c'\].*\['a', 'b'\]"):
             self.collect(lambda a, c: zeros(a))
 
     def test_env_id_holds_the_envs_of_the_rows(self) -> None:

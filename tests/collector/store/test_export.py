@@ -201,7 +201,7 @@ def test_an_export_is_whole_or_not_there(to: str, tmp_path: Path, monkeypatch: p
     export(data[1:3], to, tmp_path / "out")
     with pytest.raises(DatasetError, match=r"out exists; choose another place"):
         export(data, to, tmp_path / "out")
-    with pytest.raises(DatasetError, match="no episodes yet"):
+    with pytest.raises(DatasetError, match="data set or slice has no episodes"):
         export(data[:0], to, tmp_path / "other")
 
 

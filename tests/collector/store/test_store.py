@@ -137,7 +137,7 @@ class TestReading:
             data = Dataset(tmp_path)
             assert (data.numbers.tolist(), data.complete) == ([1, 4], False)
             assert (data.failed, data.state) == ({"env": 3}, {"mean": [1.0]})
-            with pytest.raises(DatasetError, match="no episodes yet"):
+            with pytest.raises(DatasetError, match="data set or slice has no episodes"):
                 data[:0].transitions()
             writer.add(episode(0))
             writer.end(episodes=2)
