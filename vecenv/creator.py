@@ -162,6 +162,7 @@ class EnvCreator:
             with state.update() as arrays:
                 for name in arrays:
                     arrays[name][...] = new[f"{k}.{owner}.{name}"]
+            state.loads += 1
 
     @property
     def create_env_kwargs(self) -> Kwargs | list[Kwargs]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from collector.policy.random_policy import RandomPolicy
-from vecenv import EnvCreator, RayVectorEnv, VectorEnvNormObs, VectorEnvWrapper
+from vecenv import EnvCreator, VectorEnvNormObs, VectorEnvWrapper
 from vecenv.extending import Freezable, HasTransforms
 
 
@@ -19,8 +19,6 @@ def why_not_remakeable(source: Any, made: Any) -> str | None:
     source = source if isinstance(source, Sequence) else [source]
     if hasattr(source[0], "step") and not isinstance(source[0], type):
         return "you passed a vector env or env, not functions that make envs"
-    if any(isinstance(each, EnvCreator) for each in source) and isinstance(_base(made), RayVectorEnv):
-        return "the training envs share state (EnvCreator), which evaluate() does not copy to Ray actors"
     return None
 
 

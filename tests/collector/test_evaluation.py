@@ -13,8 +13,10 @@ from collector import AsyncDataCollector, ExplorationType, RandomPolicy, SyncDat
 from tests.support.backends import FULL
 from tests.support.collector_envs import backends, cartpoles, kinds
 from tests.support.countdown import Countdown
+from tests.support.local_ray import FAR, NEAR
 from tests.support.shared_envs import Counted
 from vecenv import DummyVectorEnv, EnvCreator, TransformedEnv, VectorEnvNormObs, VectorEnvWrapper
+from vecenv.backends.memory import state_copies
 from vecenv.transforms import CatFrames, NormalizeReward, RewardScaling, TransformedVectorEnv, VecNorm
 
 torch = pytest.importorskip("torch")
@@ -184,12 +186,25 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("made", MADE)
-def test_it_has_the_statistics_of_the_training_frozen(made: str, raw: Any) -> None:
+ON_RAY = [pytest.mark.ray, pytest.mark.local_ray]
+
+
+@pytest.mark.parametrize(
+    ("made", "options"),
+    [
+        *((made, {}) for made in MADE),
+        *(pytest.param("creator", {"backend": "ray", **where}, marks=ON_RAY) for where in (NEAR, FAR)),
+    ],
+)
+def test_it_has_the_statistics_of_the_training_frozen(
+    made: str, options: dict[str, Any], raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_copies, "LARGE_STATE", 0)
+    monkeypatch.setattr(state_copies, "INTERVAL", 1e6)
     source, transforms = MADE[made](), None
     if made == "transforms":
         transforms = [VecNorm(["observation"]), CatFrames(2, -1), RewardScaling(0.0, 0.1)]
-    with SyncDataCollector(source, ones, frames_per_batch=40, transforms=transforms) as collector:
+    with SyncDataCollector(source, ones, frames_per_batch=40, transforms=transforms, **options) as collector:
         collector.set_seed(0)
         for _ in range(2):  # the second evaluation has newer statistics, in the same envs
             collector.next()

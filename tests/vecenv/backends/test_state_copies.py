@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.local_ray import FAR
+from tests.support.shared_envs import counted, step_env
 from vecenv import DummyVectorEnv, EnvCreator, RayVectorEnv, SharedState
 from vecenv.backends.memory import state_copies
 from vecenv.backends.memory.state_copies import StateCopies, StateMerger, merge_updates
@@ -88,6 +89,31 @@ def test_large_states_travel_once_in_an_interval(monkeypatch: pytest.MonkeyPatch
     assert [change is not None for (change,) in found] == [True, False]
     ((before, after),) = copies.changes(all_of_them=True)  # type: ignore[misc]
     assert (before["steps"], after["steps"]) == (1, 2)
+
+
+def test_a_large_state_that_was_loaded_travels_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_copies, "LARGE_STATE", 0)
+    monkeypatch.setattr(state_copies, "INTERVAL", 1e6)
+    creator = EnvCreator(counted)
+    assert creator._states is not None
+    merger, saved = StateMerger(creator._states), creator.state_dict()
+    found = [merger.news()]
+    for calls in (3, 3, 4):
+        creator.load_state_dict(saved | {"0.Counted.calls": calls})
+        found.append(merger.news())
+    step_env(creator, 1)
+    found.append(merger.news())
+    assert [None if new is None else int(new["calls"]) for (new,) in found] == [None, 3, None, 4, None]
+
+
+def test_a_worker_without_changes_leaves_every_bit_of_the_state() -> None:
+    rng = np.random.default_rng(0)
+    for count in range(3, 40):
+        now, before = (
+            {"obs_mean": rng.normal(size=3), "obs_var": rng.random(3), "obs_count": np.array(float(seen))}
+            for seen in (count, count - 2)
+        )
+        assert state_copies.equal(merge_updates(now, before, before), now)
 
 
 def make() -> Any:

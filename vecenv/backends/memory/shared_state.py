@@ -227,6 +227,9 @@ class SharedState:
     {'sum': array([3., 4.]), 'count': array(1.)}
     """
 
+    loads = 0
+    """Number of `EnvCreator.load_state_dict` calls in this process. Remote workers get a loaded state at once."""
+
     def __init__(self, arrays: Mapping[str, Any], share: bool = False) -> None:
         values = {name: np.asarray(value) for name, value in arrays.items()}
         form = form_of(values)

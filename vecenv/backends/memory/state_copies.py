@@ -62,7 +62,7 @@ class StateMerger:
 
     def __init__(self, states: Sequence[SharedState]) -> None:
         self._states = states
-        self._sent = [state.read() for state in states]
+        self._sent, self._loads = [state.read() for state in states], [state.loads for state in states]
         self._due = 0.0
 
     def news(self) -> list[Arrays | None]:
@@ -72,8 +72,8 @@ class StateMerger:
         news: list[Arrays | None] = []
         for k, state in enumerate(self._states):
             new = None
-            if is_due or size_of(self._sent[k]) <= LARGE_STATE:
-                now = state.read()
+            if is_due or size_of(self._sent[k]) <= LARGE_STATE or state.loads != self._loads[k]:
+                self._loads[k], now = state.loads, state.read()
                 if not equal(self._sent[k], now):
                     new = self._sent[k] = now
             news.append(new)
@@ -100,6 +100,8 @@ def merge_updates(
     >>> merge_updates(now, before, {"steps": np.array(6)})
     {'steps': array(9)}
     """
+    if equal(before, after):  # because merged statistics are rounded
+        return dict(now)
     merged: Arrays = {}
     for name in now:
         if np.issubdtype(now[name].dtype, np.number):
