@@ -34,7 +34,7 @@ class UnsqueezeTransform(Transform):
         super().__init__(in_keys, out_keys)
 
     def apply(self, array: Array) -> Array:
-        axis = axis_of(self.dim, array.ndim + 1, self)
+        axis = axis_of(self.dim, array.ndim, self, new=1)
         return array.reshape(*array.shape[:axis], 1, *array.shape[axis:])
 
 
@@ -119,9 +119,9 @@ class Flatten(Transform):
         return concat([cast(array[:, i, None] == each, "int8") for i, each in enumerate(values)], axis=1)
 
 
-def axis_of(dim: int, ndim: int, transform: Transform) -> int:
-    axis = dim + 1 if dim >= 0 else dim + ndim
-    if not 1 <= axis < ndim:
+def axis_of(dim: int, ndim: int, transform: Transform, new: int = 0) -> int:
+    axis = dim + 1 if dim >= 0 else dim + ndim + new
+    if not 1 <= axis < ndim + new:
         raise ValueError(f"{transform} got dim={dim} for observations with {ndim - 1} dimensions")
     return axis
 

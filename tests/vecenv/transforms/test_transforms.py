@@ -270,6 +270,7 @@ MISTAKES = (
     (lambda: tf.CatFrames(0, -1), ValueError, "N must be"),
     (lambda: tf.CatFrames(2, -1, padding="zeros"), ValueError, "padding must be"),
     (lambda: tf.TransformedEnv(Samples(), tf.CatFrames(2, -3)), ValueError, "dim=-3 for observations with 1"),
+    (lambda: tf.TransformedEnv(Samples(), tf.UnsqueezeTransform(2)), ValueError, "dim=2 for observations with 1"),
     (lambda: tf.GrayScale("602"), ValueError, "weights must be one of"),
     (lambda: tf.GrayScale()(np.zeros((1, 8, 8, 1))), ValueError, "3 channels"),
     (lambda: tf.GrayScale()(np.zeros((1, 8, 8, 8))), ValueError, 'pass channels="first"'),
