@@ -34,7 +34,7 @@ def is_repeated(info: Mapping[str, Any]) -> bool:
 
 
 class Recovery:
-    """Errors of failed envs until their reset, and the budget of restarts.
+    """Errors of failed envs until their reset, and the budget of failures.
 
     With on_error="restart", a failed step becomes a truncated row with reward 0, and a failed reset is retried. Each
     env has a budget of `max_restarts` failures per minute. If a worker ends, its envs are lost, and the env that was
@@ -238,7 +238,7 @@ class Recovery:
         if self.absorbs and self._is_spent(i):
             add_note(
                 error,
-                f"env {i} was restarted {self._max_restarts} times within a minute "
+                f"env {i} had already failed {self._max_restarts} times within a minute "
                 f"(max_restarts={self._max_restarts}), so this failure is raised in spite of "
                 f'on_error="restart"; reset({i}) makes the env usable again',
             )

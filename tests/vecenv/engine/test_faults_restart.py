@@ -182,7 +182,7 @@ def test_the_end_of_a_worker_counts_for_the_env_that_was_running_alone(column: C
         with pytest.raises(WorkerDiedError) as caught:
             venv.step([0] * N)
         assert caught.value.env_id == 1
-        assert "env 1 was restarted 2 times within a minute (max_restarts=2)" in said(caught.value)
+        assert "env 1 had already failed 2 times within a minute (max_restarts=2)" in said(caught.value)
         partial_ = caught.value.partial
         assert partial_ is not None
         assert partial_.env_id.tolist() == [0, 2, 3]
