@@ -142,6 +142,9 @@ def test_what_has_no_state_and_a_wrong_number_are_refused() -> None:
     with VectorEnvNormObs(DummyVectorEnv([Own] * 2)) as wrapper:
         wrapper.reset()
         wrapper.set_state(wrapper.get_state(1), 1)
+        for own in ((1, 2), (1, [])):  # such as the result of the env's own `get_state`
+            with pytest.raises(ValueError, match=r"expects the result of get_state\(\)"):
+                wrapper.set_state([own], 1)
 
 
 def test_a_custom_backend_is_asked_by_the_name_of_the_call() -> None:

@@ -192,12 +192,13 @@ def set_state(env: Any, state: tuple[Any, list[dict[str, Any]]]) -> None:
     `get_state`.
     """
     stack = layers(env)
-    if not isinstance(state, tuple) or len(state) != 2 or len(state[1]) != len(stack):
+    inner, kept = state if isinstance(state, tuple) and len(state) == 2 else (None, None)
+    if not isinstance(kept, list) or len(kept) != len(stack):
         raise ValueError(
             f"set_state() expects the result of get_state() of an env with the same wrappers, got a "
             f"{type(state).__name__} for {env}"
         )
-    layer, (inner, kept) = _layer_with_state(env), state
+    layer = _layer_with_state(env)
     if _has(layer, "get_state", "set_state"):
         layer.set_state(inner)
     elif _has(layer, "clone_state", "restore_state"):
