@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.backend import NO_EXTRAS, Backend
+from vecenv.backends.backend import NO_EXTRAS, Backend, Taken
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Layout, Leaf, common_layout
 from vecenv.backends.memory.shared_state import free_stale_locks, holds
@@ -166,7 +166,7 @@ class Engine:
         asked = self.all_ids if ids is None else ids.tolist()
         self._start_resets(ids, kwargs)
         self._wait(self.status.answered(asked), None)
-        taken = self.results.apply_recovery(ids, asked, self.backend.take(None if ids is None else asked))
+        taken = self._take(ids, asked)
         return self.results.obs(ids, taken.extras), self.results.infos.rows(asked, taken)
 
     @is_one_call
@@ -225,7 +225,7 @@ class Engine:
                 self._wait(one, None)
             ids = status.finished_ids()
             asked = ids.tolist()
-        taken = self.results.apply_recovery(ids, asked, self.backend.take(None if ids is None else asked))
+        taken = self._take(ids, asked)
         return self.results.rows_by_id(ids, taken) if by_id else self.results.rows(ids, asked, taken)
 
     def _start_steps(
@@ -334,7 +334,12 @@ class Engine:
         waited = self.backend.wait(done, deadline)
         self.statistics.wait_seconds += waited
         self.statistics.call_seconds += waited
-        self.statistics.round_seconds.append(waited)
+        self.statistics.round_wait += waited
+
+    def _take(self, ids: np.ndarray | None, asked: list[int]) -> Taken:
+        self.statistics.round_seconds.append(self.statistics.round_wait)
+        self.statistics.round_wait = 0.0
+        return self.results.apply_recovery(ids, asked, self.backend.take(None if ids is None else asked))
 
     def check_open(self) -> None:
         """Raise ClosedError after `close`, and in a forked copy of the process."""

@@ -277,6 +277,8 @@ class Statistics:
         """Number of envs that were neither stepped nor reset, summed over all rounds."""
         self.call_seconds = self.wait_seconds = 0.0
         """Seconds in calls of the engine, and the part in `Backend.wait`."""
+        self.round_wait = 0.0
+        """Seconds in `Backend.wait` since the last results."""
         self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
 
     def _last_rounds(self) -> list[float]:

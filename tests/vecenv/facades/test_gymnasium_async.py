@@ -1,5 +1,6 @@
 """`step_async` and `step_wait`: a pending call refuses other calls, and a timeout loses no results."""
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -142,6 +143,14 @@ def test_a_wait_that_timed_out_can_be_repeated_and_returns_all(mode, shared_memo
         assert terminations.all()
         assert rewards.tolist() == [1 / 1024, 1 + 1 / 1024]
         envs.close()
+
+
+def test_a_wait_with_a_timeout_is_one_round_in_the_percentiles():
+    with contextlib.closing(AsyncVectorEnv([CountingEnv] * 2)) as envs:
+        envs.reset_async()
+        envs.reset_wait(timeout=60)
+        stats = envs.venv.stats()
+        assert stats["round_p50_s"] == stats["wait_s"]
 
 
 def test_a_call_that_timed_out_can_be_waited_for_again():
