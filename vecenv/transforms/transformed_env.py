@@ -30,6 +30,8 @@ class TransformedEnv(HasTransforms, Wrapper):
 
         env_fns = [lambda: TransformedEnv(gym.make("ALE/Pong-v5"), Compose(GrayScale(), Resize(84)))] * 8
 
+    Without transforms, or with only `FrameSkip`, `NoopReset` and `PixelObservation`, results are not checked.
+
     Raises:
         TypeError: `env` is not a gymnasium env, or `transform` is not a transform.
         ValueError: a transform does not fit the spaces, or an action for a transform has a wrong shape.
