@@ -23,7 +23,7 @@ class MultiStep:
     discounted sum of n rewards, or fewer at the end of an episode or batch. `next.obs`, `terminated` and
     `truncated` come from the last step whose reward was summed. New entries of `extras`:
 
-    - `discount`: float64, `gamma**steps`, the factor for the value of `next.obs`.
+    - `discount`: float64, `gamma` to the power of `steps`, the factor for the value of `next.obs`.
     - `steps` and (for torchrl's value estimators) `steps_to_next_obs`: int64, the number of summed rewards.
     - `original_reward`: the reward before the sum.
 
