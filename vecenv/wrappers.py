@@ -98,7 +98,7 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     A subclass overrides `map_action`, `map_reset` or `map_step`. Each row passes `map_reset` or `map_step` once,
     including rows in the `partial` of an error and rows of resets by `seed`. A row with a step and a reset
-    (`autoreset=True`) passes both: first `map_step` with `final_obs` as the observation, then `map_reset` with the
+    (`autoreset=True`) passes both: first `map_step` with `final_obs` and `final_info`, then `map_reset` with the
     first observation of the next episode. If `keeps_autoreset` is False, `autoreset=True` raises TypeError.
 
     A wrapper with state per episode also overrides `map_repeated`, `episode_state` and `set_episode_state`.
@@ -283,20 +283,31 @@ class RowWiseWrapper(VectorEnvWrapper):
         is_stepped[repeated], begins[ended] = False, True
         stepped, first, again = is_stepped.nonzero()[0], begins.nonzero()[0], np.array(repeated, np.int64)
         begun = nest.take(columns[0], first)
+        finals = {row: {key: info[row][key] for key in ("final_obs", "final_info")} for row in ended}
         mapped: list[tuple[np.ndarray, tuple[Any, ...]]] = []
         kinds: list[tuple[np.ndarray, Callable[..., Any]]] = [(stepped, self.map_step), (again, self.map_repeated)]
         for rows, function in kinds:
             if not len(rows):
                 continue
-            obs, *others = nest.take(columns, rows)  # copies, because `put` changes `obs`
+            obs, *others, infos = nest.take((*columns, info), rows)  # copies, because `put` changes `obs`
             last = [(at, row) for at, row in enumerate(rows.tolist()) if row in ended]
             for at, row in last:
-                nest.put(obs, at, info[row]["final_obs"])
-            mapped.append((rows, function(obs, *others, info[rows])[:4]))
+                nest.put(obs, at, finals[row]["final_obs"])
+                infos[at] = {**finals[row]["final_info"], "env_id": info[row]["env_id"]}
+            *values, infos = function(obs, *others, infos)
+            mapped.append((rows, tuple(values)))
             for at, row in last:
-                info[row]["final_obs"] = nest.map(_copy_leaf, nest.take(mapped[-1][1][0], at))
+                del infos[at]["env_id"]
+                own = {key: id for key, id in finals[row]["final_info"].items() if key == "env_id"}  # env's own entry
+                last_obs = nest.map(_copy_leaf, nest.take(values[0], at))
+                finals[row] = {"final_obs": last_obs, "final_info": infos[at] | own}
+                infos[at] = info[row]
+            info[rows] = infos
         if len(first):
-            mapped.append((first, (self.map_reset(begun, info[first])[0],)))
+            first_obs, info[first] = self.map_reset(begun, info[first])
+            mapped.append((first, (first_obs,)))
+        for row, final in finals.items():
+            info[row] |= final
         # Allocate rows in the array library of the results.
         joined = nest.take(mapped[0][1], np.zeros(len(info), np.int64))
         joined = joined if len(joined) > 1 else (*joined, *nest.map(_copy_leaf, columns[1:]))

@@ -7,8 +7,19 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from collector import SyncDataCollector
 from tests.support.cases import counting, playing
-from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RunningMeanStd, VectorEnvNormObs, VectorEnvWrapper, nest
+from tests.support.countdown import Tells
+from vecenv import (
+    BaseVectorEnv,
+    ClosedError,
+    DummyVectorEnv,
+    RowWiseWrapper,
+    RunningMeanStd,
+    VectorEnvNormObs,
+    VectorEnvWrapper,
+    nest,
+)
 from vecenv.testing import CountingEnv, RaisesOnReset, RaisesOnStep
 
 
@@ -75,6 +86,43 @@ class TestVectorEnvWrapper:
 
 SCRIPT = [np.array([0.0, 10.0], np.float32), np.array([4.0, 10.0], np.float32), np.array([8.0, 40.0], np.float32)]
 BOX = spaces.Box(-99, 99, (2,), np.float32)
+
+
+class Notes(RowWiseWrapper):
+    """Wrapper with new infos in each row, and with the rewards of the steps' infos."""
+
+    def map_reset(self, obs, info):
+        return obs, nest.object_array([{**row, "noted": [row["taken"]]} for row in info])
+
+    def map_step(self, obs, rew, terminated, truncated, info):
+        taken = [row["taken"] for row in info]
+        assert obs[:, 1].tolist() == taken
+        return obs, np.array(taken, float), terminated, truncated, self.map_reset(obs, info)[1]
+
+
+class TestRowWiseWrapper:
+    def test_infos_are_those_of_the_step_or_reset_and_the_wrapper_may_return_others(self):
+        with Notes(Notes(DummyVectorEnv([functools.partial(Tells, 2), functools.partial(Tells, 3)]))) as venv:
+            infos = [
+                venv.reset()[1],
+                *(venv.step([0, 0], **how)[4] for how in ({}, {"autoreset": True}, {"reset": [0]})),
+            ]
+            assert [[row["noted"] for row in info] for info in infos] == [
+                [[-1], [-1]],
+                [[1], [1]],
+                [[-1], [2]],
+                [[-1], [3]],
+            ]
+            assert [row["env_id"] for info in infos for row in info] == [0, 1] * 4
+            ended = infos[2][0]
+            assert ended["final_obs"].tolist() == [0, 2]
+            assert (ended["final_info"]["noted"], "env_id" in ended["final_info"]) == ([2], False)
+
+    def test_rewards_from_infos_do_not_depend_on_where_an_episode_ends_in_a_batch(self):
+        venv = Notes(DummyVectorEnv([functools.partial(Tells, 2), functools.partial(Tells, 3)]))
+        with SyncDataCollector(venv, lambda obs: np.zeros(len(obs), int), frames_per_batch=12) as collector:
+            batch = collector.next()
+        np.testing.assert_array_equal(batch.reward, batch.step_count + 1)
 
 
 class TestVectorEnvNormObs:
