@@ -237,9 +237,8 @@ class RayPlayer:
             with suppress(DatasetError):
                 yield from self._adopt(task, RangeResult())
         if self._losses:
-            self.progress.notes.append(
-                f"{self._losses.total()} tasks failed, and their uncommitted episodes were played again"
-            )
+            again = "were played again" if self.plan.is_complete else "are played when the job is resumed"
+            self.progress.notes.append(f"{self._losses.total()} tasks failed, and their uncommitted episodes {again}")
             nodes = [f"{node} ({count})" for node, count in self._losses.items() if node]
             self.progress.notes += [f"the failed tasks ran on the nodes {', '.join(nodes)}"] if nodes else []
         if errors:

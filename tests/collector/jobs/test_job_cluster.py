@@ -184,6 +184,31 @@ def test_what_the_tasks_of_a_lost_node_had_is_played_again_at_once(
     assert_same(tmp_path / "a", uninterrupted)
 
 
+def test_a_job_that_a_signal_ends_leaves_the_episodes_of_a_lost_node_to_its_resume(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = RayHere(0.0, 0, monkeypatch)
+
+    def start_task(function: Any, options: Any, task: Range) -> int:
+        if len(here.tasks()) == 1:
+            here.silent.add(task.key)
+        return here.start_task(function, options, task)
+
+    def interrupt(key: str) -> None:
+        if key in here.silent:  # its loss was recorded
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(ray_player, "start_task", start_task)
+    monkeypatch.setattr(ray_player, "remove_record", interrupt)
+    monkeypatch.setattr(here, "cancel", lambda task, force: None)
+    wanted = job(**counting(), episodes=EPISODES, shard_bytes=1000)
+    state = run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=2)
+    assert state.status == "interrupted"
+    assert state.notes[0] == "1 tasks failed, and their uncommitted episodes are played when the job is resumed"
+    resume_job(tmp_path / "a", allow_import=[HERE])
+    assert_same(tmp_path / "a", uninterrupted)
+
+
 def test_auto_is_measured_by_the_first_task_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = RayHere(0.0, 0, monkeypatch)
     run_job(job(episodes=EPISODES, backend="auto"), tmp_path / "a", cluster="auto", cluster_actors=2)
