@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 MAX_STEPS_AHEAD = 16
 MAX_BLOCK_SIZE = 4096
+SMALL = 2**16
+"""Maximum size of a parameter without gradient, such as a running mean, that is compared by value."""
 UNKNOWN_RANDOMNESS = (
     "the randomness of the policy is unknown: return a distribution. If actions depend only on the inputs, set "
     "policy.repeatable = True for a job"
@@ -238,8 +240,10 @@ def marks_of(policy: Any) -> list[tuple[str, Any]] | None:
         for name, value in own.get("_parameters", {}).items():
             if hasattr(value, "materialize"):
                 return None
-            if value is not None:  # torch's count of changes, because hashing weights is slow
-                marks.append((name, (value.data_ptr(), value) if value.is_inference() else change_count(value)))
+            if value is not None:
+                # Hashing weights is slow, but torch counts no changes of `.data` and of inference tensors.
+                is_hashed = value.is_inference() or (not value.requires_grad and value.numel() <= SMALL)
+                marks.append((name, _mark(value) if is_hashed else change_count(value)))
         marks += [(name, _mark(value)) for name, value in [*own.items(), *own.get("_buffers", {}).items()]]
     return marks
 

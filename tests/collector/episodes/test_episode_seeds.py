@@ -532,6 +532,28 @@ def test_a_collector_knows_whether_all_its_actions_were_keyed(make, options, key
         assert not collector.all_played
 
 
+class Adding(Net):
+    """Changes a parameter in a way that torch does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
+
+    def forward(self, obs):
+        self.sum.data.add_(obs.sum(0))
+        return super().forward(obs + self.sum)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize(("make", "keyed"), [(Net, True), (Adding, False)])
+def test_parameters_whose_changes_torch_does_not_count_are_compared(make, keyed, inference):
+    with torch.inference_mode(inference):
+        policy = make()
+    with SyncDataCollector(cartpoles(2), policy, frames_per_batch=4, episode_seeds=EpisodeSeeds(0)) as collector:
+        collector.next()
+        assert collector.everything_keyed is keyed
+
+
 def test_random_frames_and_then_a_network_are_keyed_too():
     def run():
         options = {"frames_per_batch": 20, "init_random_frames": 20, "episode_seeds": EpisodeSeeds(1, numbers=range(3))}
