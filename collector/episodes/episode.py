@@ -49,7 +49,7 @@ class Episode:
     def total_reward(self) -> float:
         """Return of the episode; may overflow to infinity."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return float(self.reward.sum())
+            return float(np.asarray(self.reward, np.float64).sum())
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +102,7 @@ class EpisodeBatch:
     @cached_property
     def returns(self) -> np.ndarray:
         """float64 `(E,)`: sums of rewards, bitwise equal to `Episode.total_reward`."""
-        reward, offsets = self.reward, self.offsets
+        reward, offsets = np.asarray(self.reward, np.float64), self.offsets
         with np.errstate(over="ignore", invalid="ignore"):
             # `reduceat` adds in another order than `sum`. Sums of integers are exact in any order.
             exact = bool((reward == np.rint(reward)).all() and np.abs(reward).sum() < 2**53)
@@ -218,7 +218,7 @@ class EpisodeCutter:
             return Ended(runs.env, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))
         follows = usable & (runs.before > 0)
         with np.errstate(over="ignore", invalid="ignore"):
-            returns = np.add.reduceat(reward, runs.start)
+            returns = np.add.reduceat(reward.astype(np.float64, copy=False), runs.start)
             returns[follows] += self._returns[runs.env[follows]]
         self._returns[runs.env[~runs.ends]] = returns[~runs.ends]
         whole = runs.ends & usable

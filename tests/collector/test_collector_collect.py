@@ -32,7 +32,7 @@ from tests.support.collector_envs import (
     zeros,
 )
 from tests.support.countdown import Countdown, DictObs
-from vecenv import DummyVectorEnv, ShmemVectorEnv, nest
+from vecenv import DummyVectorEnv, RowWiseWrapper, ShmemVectorEnv, nest
 
 
 def ones(obs: np.ndarray) -> np.ndarray:
@@ -447,6 +447,16 @@ class TestStats:
         assert stats.returns_stat == SequenceSummaryStats(3.0, float(np.std([1, 2, 6])), 6.0, 1.0)
         assert stats.lens_stat.mean == 4.0
         assert repr(stats) == "CollectStats(12 steps, 3 episodes, returns 3 +- 2.16025)"
+
+    def test_whole_rewards_of_a_wrapper_give_float_returns(self) -> None:
+        class Whole(RowWiseWrapper):
+            def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+                return obs, np.full(len(rew), 200, np.uint8), terminated, truncated, info
+
+        venv = Whole(DummyVectorEnv([partial(Countdown, 5)] * 2))
+        with SyncDataCollector(venv, zeros, frames_per_batch=6) as collector:
+            stats = collector.collect(n_episode=4)
+        assert stats.returns.tolist() == [1000.0] * 4
 
     def test_vector_rewards_give_vector_returns(self) -> None:
         class Two(Countdown):

@@ -97,6 +97,17 @@ class TestReading:
         with pytest.raises(IndexError):
             data[6]
 
+    def test_returns_are_sums_of_float64_whatever_the_type_of_the_rewards(self, tmp_path: Path) -> None:
+        reward = np.random.default_rng(5).integers(1, 2**22, 30) * 2 + 1
+        given = [replace(episode(k, length=30), reward=reward.astype(kind)) for k, kind in enumerate("fdi")]
+        with StoreWriter(tmp_path / "a", head()) as writer:
+            writer.add(given)
+            writer.commit()
+            writer.end()
+        data = Dataset(tmp_path / "a")
+        assert data.returns.tolist() == [float(reward.sum())] * 3
+        assert [each.total_reward for each in given] == [each.total_reward for each in data] == data.returns.tolist()
+
     def test_what_is_returned_belongs_to_the_caller_and_a_part_or_a_copy_is_a_data_set(self, tmp_path: Path) -> None:
         data = Dataset(write(tmp_path / "a"))
         assert (data.observation_space, data.action_space) == (OBS, ACTION)
