@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from vecenv.extending import VECTOR_ENVS, find_spec, flat
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
 """gymnasium's wrappers that carry statistics from one episode to the next."""
 MLP = "collector.policy.mlp:MLPPolicy"
+WRONG_ENV = re.compile("unexpected keyword argument|required (positional|keyword-only) argument|expected an env with")
 MAX_RESTARTS = 10
 """Restarts per env and minute. If an env fails more often, the job creates a new vector env."""
 
@@ -44,7 +46,9 @@ def make_env(
         if factory is not None and job.max_episode_steps is not None:
             env = gymnasium.wrappers.TimeLimit(env, job.max_episode_steps)
         for each in map(as_call, job.wrappers):
-            env = (program.get(each.call) or find_class(WRAPPER, each.call))(env, **each.kwargs)
+            wrapper = program.get(each.call) or find_class(WRAPPER, each.call)
+            with _naming(f"the wrapper {each.call}"):
+                env = wrapper(env, **each.kwargs)
         return _add_transforms(env, job, statistics, program) if job.transforms else env
     except BaseException:
         env.close()
@@ -68,7 +72,8 @@ def _add_transforms(
     env: Any, job: Job, statistics: dict[str, Any] | None, program: Mapping[str, Any]
 ) -> gymnasium.Env[Any, Any]:
     chain = [make_transform(each, program) for each in map(as_call, job.transforms)]
-    transformed = transforms.TransformedEnv(env, chain)
+    with _naming(f"the transforms of {job.env}"):
+        transformed = transforms.TransformedEnv(env, chain)
     if statistics is not None:
         try:
             transformed.load_state_dict(from_json(statistics))
@@ -81,11 +86,19 @@ def _add_transforms(
 
 
 def make_transform(each: Call, program: Mapping[str, Any] = {}) -> transforms.Transform:
-    try:
-        made: transforms.Transform = (program.get(each.call) or find_class(TRANSFORM, each.call))(**each.kwargs)
-    except (TypeError, ValueError) as error:
-        raise JobError(f"the transform {each.call} cannot be made: {error}") from error
+    transform = program.get(each.call) or find_class(TRANSFORM, each.call)
+    with _naming(f"the transform {each.call}"):
+        made: transforms.Transform = transform(**each.kwargs)
     return made
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Raise `JobError` for the errors with which constructors refuse arguments."""
+    try:
+        yield
+    except (TypeError, ValueError, AssertionError) as error:
+        raise JobError(f"{what} cannot be made: {error}") from error
 
 
 def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], gymnasium.Env[Any, Any]]:
@@ -113,7 +126,7 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
     except (gymnasium.error.Error, ImportError) as error:
         raise JobError(f"{job.env} cannot be made: {error}") from None
     except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
+        if not WRONG_ENV.search(str(error)):
             raise
         raise JobError(f"{job.env} cannot be made with these kwargs: {error}") from error
 
@@ -202,7 +215,7 @@ def _make_seeded(job: Job, kind: type, spaces: tuple[Any, Any], kwargs: dict[str
                 seeded.enter_context(restored_generators())
                 torch.manual_seed(job.seed)
             return kind(*spaces, **kwargs)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         hint = "; try the random policy" if job.policy == "mlp" else ""
         raise JobError(f"{job.env}: {error}{hint}") from error
 

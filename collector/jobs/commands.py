@@ -209,6 +209,8 @@ def plot(folder: Folder, *, out: OptionalPath = None) -> int:
         folder: a data set.
         out: the PNG file [returns.png inside the data set].
     """
+    if out is not None and out.suffix.lower() not in ("", ".png"):
+        raise JobError(f"--out names a PNG file, got {out}")
     sys.stdout.write(f"{plot_dataset(folder, out)}\n")
     return 0
 

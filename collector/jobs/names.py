@@ -99,6 +99,8 @@ def load_attr(name: str) -> Any:
                 + here * (module == "__main__")
             )
         found = getattr(found, part)
+    if not callable(found):
+        raise JobError(f"{name} is {found!r}, not a class or function that a job can call")
     return found
 
 
