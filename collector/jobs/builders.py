@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -243,8 +244,8 @@ def check_cluster(job: Job, cluster: str | None, actors: int | None) -> None:
         if actors is not None:
             raise JobError(f'cluster_actors = {actors} are for a cluster: pass cluster = "auto" too (--cluster auto)')
         return
-    if actors is not None and actors < 1:
-        raise JobError(f"cluster_actors must be at least 1, got {actors}")
+    if actors is not None and not (isinstance(actors, Integral) and actors >= 1):
+        raise JobError(f"cluster_actors must be an integer of at least 1, got {actors!r}")
     if names := names_with_statistics(job):
         raise JobError(
             f"the statistics of {', '.join(names)} would differ between the tasks of a cluster: freeze "

@@ -76,7 +76,7 @@ def test_jobs_that_are_not_for_actors_are_refused_before_anything_is_done(tmp_pa
         ({"transforms": ("VecNorm",)}, {}, "the statistics of VecNorm would differ between the tasks of a cluster"),
         ({"backend": "ray"}, {}, "leave it out, or name the backend of each task"),
         ({"device": "cuda:1"}, {}, "a task sees its own GPU only"),
-        ({}, {"cluster_actors": 0}, "must be at least 1, got 0"),
+        *(({}, {"cluster_actors": wrong}, "must be an integer of at least 1, got") for wrong in (0, 1.5, "2")),
         ({}, {"cluster": None, "cluster_actors": 2}, "--cluster auto"),
     )
     for changes, options, message in refused:
