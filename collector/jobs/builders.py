@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from collector.jobs.job import BUILT_IN_POLICIES, Call, Job, JobError
 from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_names, find_class, load_attr
@@ -244,7 +244,7 @@ def check_cluster(job: Job, cluster: str | None, actors: int | None) -> None:
         if actors is not None:
             raise JobError(f'cluster_actors = {actors} are for a cluster: pass cluster = "auto" too (--cluster auto)')
         return
-    if actors is not None and not (isinstance(actors, Integral) and actors >= 1):
+    if actors is not None and not (isinstance(actors, (int, np.integer)) and actors >= 1):
         raise JobError(f"cluster_actors must be an integer of at least 1, got {actors!r}")
     if names := names_with_statistics(job):
         raise JobError(
