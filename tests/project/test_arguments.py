@@ -3,7 +3,8 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -74,6 +75,14 @@ def arguments(*annotations: str) -> list[Any]:
         for parameter in inspect.signature(each).parameters.values()
         if str(parameter.annotation) in annotations
     ]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run the test in an empty folder, and check that refused calls leave it empty."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert list(tmp_path.iterdir()) == []
 
 
 def check_refusals(made: Callable[..., Any], argument: str, values: list[Any]) -> None:

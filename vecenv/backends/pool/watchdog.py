@@ -50,10 +50,10 @@ class Watchdog:
         for worker, ids in unanswered.items():
             numbers = worker.line[PROGRESS], worker.line[DOING]
             seen, spent, at = before.get(worker, (None, 0.0, 0.0))
+            reported = spent // self._limit
             spent = spent + min(now - at, self._limit / 2) if seen == numbers else 0.0
-            if spent >= self._limit and worker.alive and self._is_over(worker, spent, ids):
-                self._hung(worker, suspects_of(worker, ids))
-                spent = 0.0
+            if spent // self._limit > reported and worker.alive and self._is_over(worker, spent, ids):
+                self._hung(worker, suspects_of(worker, ids), spent)
             now = time.monotonic()
             self._seen[worker] = numbers, spent, now
         self._next = now + self._interval
@@ -67,12 +67,13 @@ class Watchdog:
         """
         return worker.reports_progress or spent >= self._limit * (len(ids) + 1) or worker.is_silent()
 
-    def _hung(self, worker: Watched, suspects: Sequence[int]) -> None:
+    def _hung(self, worker: Watched, suspects: Sequence[int], spent: float) -> None:
         if self._kill is not None and worker.is_silent():
             self._kill(worker, silent(worker.title, worker.ending, self._limit))
             return
         stack = worker.stack()
         if self._kill is None:
-            warn_caller(f"{one_of(suspects)} ({worker.title}) has been busy for {self._limit:.0f} s; it is at\n{stack}")
+            # Python drops a warning with the text of an earlier warning.
+            warn_caller(f"{one_of(suspects)} ({worker.title}) has been busy for {spent:.0f} s; it is at\n{stack}")
         else:
             self._kill(worker, hung(worker.ending, suspects, self._limit, stack))
