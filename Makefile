@@ -29,7 +29,7 @@ help:  ## list the targets
 demo: $(VENV)/.installed-demo  ## run a job: 50,000 steps of CartPole-v1 from 8 envs into data/cartpole
 	$(BIN)/python -m collector run examples/jobs/cartpole.toml --out data/cartpole --overwrite
 
-test: $(VENV)/.installed-dev  ## run the quick tier of tests: every promise once, and a row for each backend
+test: $(VENV)/.installed-dev  ## run the quick tier of tests: every promise once
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations 10
 
 test-all: $(VENV)/.installed-dev  ## run the tests that `make test` leaves out, but the slow ones and those on Ray

@@ -96,6 +96,8 @@ __all__ = sorted((_LOADED | _LOADED_WHEN_USED.keys()) - {"AtariVectorEnv", "SB3V
 
 
 def __getattr__(name: str) -> Any:
+    if name == "testing":
+        return importlib.import_module("vecenv.testing")
     if name not in _LOADED_WHEN_USED:
         raise AttributeError(f"module 'vecenv' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)

@@ -63,7 +63,7 @@ def project(space: spaces.Space[Any], value: Any) -> Any:
             raise ValueError(f"NaN has no nearest element in {space}")
         array = np.rint(array)
     if array.dtype == object:  # integers beyond 64 bits
-        array = np.clip(array, low, high)
+        array = np.asarray(np.clip(array, low, high), object)  # numpy returns an int for a single number
     with np.errstate(invalid="ignore", over="ignore"):
         inside = array.astype(low.dtype)  # may overflow outside the bounds, but is not used there
     return np.where(array >= high, high, np.where(array <= low, low, inside))

@@ -81,6 +81,11 @@ def test_the_packages_need_and_bring_nothing_but_their_core_libraries():
     assert "PyTorch: pip install 'vecenv[torch]'" in devices
 
 
+def test_vecenv_testing_is_imported_when_it_is_used():
+    names = fresh("import sys, vecenv; print('vecenv.testing' in sys.modules, vecenv.testing.FakeBackend.__name__)")
+    assert names.split() == ["False", "FakeBackend"]
+
+
 @FULL
 def test_importing_vecenv_takes_at_most_50_ms_more_than_numpy_and_gymnasium(tmp_path):
     """Measured in CPU time. On a slow machine, the limit is a third of the time of numpy and gymnasium.

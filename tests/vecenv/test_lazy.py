@@ -211,6 +211,7 @@ def test_random_elements_and_batches_of_them_are_in_their_space(space: Any) -> N
         (SPACES[0], [3.0, -5.0, 0.5], [2.0, -2.0, 0.5]),
         (SPACES[1], [[300, -1], [2.6, 0]], [[255, 0], [3, 0]]),
         (SPACES[2], 9, 5),
+        (SPACES[2], 2**70, 5),
         (SPACES[2], [0, 9, 3], [2, 5, 3]),
         (SPACES[3], [0, 9], [1, 4]),
         (SPACES[2], [-np.inf, np.inf, 2**70], [2, 5, 5]),

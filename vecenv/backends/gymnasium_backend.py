@@ -52,7 +52,8 @@ class NativeBackend(Backend):
         # Hide the library's autoreset mode, because `BaseVectorEnv` never resets an env by itself.
         metadata = {key: value for key, value in metadata.items() if key != "autoreset_mode"}
         parts = obs, action, metadata, spec, None
-        self.known = dict(zip(ATTRIBUTES, make_report(parts), strict=False))
+        known = zip(ATTRIBUTES, make_report(parts), strict=False)
+        self.known = {name: value for name, value in known if value is not None}
         self.some_action = copy.deepcopy(action).sample()
         return [make_report(parts) for _ in range(self.env_num)]
 

@@ -268,6 +268,8 @@ def test_attributes_methods_and_frames() -> None:
         assert venv.metadata[0].items() <= {**CountingEnv.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}.items()
     with pytest.raises(ClosedError):
         venv.get_env_attr("length")
+    with from_gymnasium(SyncVectorEnv([partial(gym.make, "CartPole-v1")] * 2)) as venv:
+        assert [spec.id for spec in venv.get_env_attr("spec")] == ["CartPole-v1"] * 2
     with from_gymnasium(cartpoles()) as venv, pytest.raises(AttributeError, match="it has no set_attr"):
         venv.set_env_attr("gravity", 3)
 
