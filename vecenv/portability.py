@@ -36,7 +36,6 @@ def memfd(name: str) -> int | None:
 
 
 def seal_size(fd: int) -> None:
-    """Forbid size changes of a memory file, if the system has memfd."""
     if not PORTABLE and hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS"):
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _fcntl.F_SEAL_SHRINK | _fcntl.F_SEAL_GROW)
 

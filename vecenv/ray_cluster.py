@@ -296,7 +296,7 @@ def _answers(node: Mapping[str, Any]) -> bool:
 
 
 def _placed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options. If Ray may choose the node, let Ray avoid unreachable nodes."""
+    """Let Ray avoid unreachable nodes, if Ray may choose the node."""
     if options.get("scheduling_strategy") not in ("SPREAD", "DEFAULT") or not (silent := unreachable_nodes()):
         return dict(options)
     from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn

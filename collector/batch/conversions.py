@@ -19,7 +19,6 @@ def copy_of(rows: Any) -> Any:
 
 
 def convert_like(values: np.ndarray, reference: Any) -> Any:
-    """Return the values as a tensor on `reference.device`, or unchanged if `reference` is an array."""
     if isinstance(reference, np.ndarray):
         return values
     from collector.device.tensors import to_device  # here, so that arrays need no torch

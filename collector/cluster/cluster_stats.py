@@ -127,7 +127,6 @@ COUNTERS = {
 }
 """Name and description of each metric, by field of `ActorStats`."""
 REPORT_INTERVAL = 1.0
-"""Seconds between reports."""
 
 
 class ClusterMetrics:

@@ -164,7 +164,6 @@ class RayCollector(BaseCollector):
         return max(self._first_id, index * self._count * self._env_num)
 
     def _entropy(self, actor: Actor) -> list[int]:
-        """Return the entropy for an actor's generators: from `set_seed`, or from the driver's generators."""
         if self._seed is not None:
             return [self._seed[0], actor.restarts_since_seed]
         return [int.from_bytes(worker_seeds(actor.index)[0], "little")]

@@ -157,7 +157,6 @@ class RolloutActor:
         return (index * self._count + self._index) * env_num + env
 
     def _seed_generators(self, entropy: Sequence[int]) -> None:
-        """Seed the global generators, so that actors draw different numbers."""
         state = np.random.SeedSequence([*entropy, self._index]).generate_state(18)
         seed_generators((state[:8].tobytes(), state[8:16].tobytes()))
         if (torch := sys.modules.get("torch")) is not None:

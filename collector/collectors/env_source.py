@@ -53,7 +53,7 @@ class VectorEnvMaker:
 
 
 def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[list[Callable[[], Any]]], Any]) -> Any:
-    """Return the vector env of `source` (`create_env_fn`). `make` builds a vector env from env functions."""
+    """Return the vector env of `source` (`create_env_fn`)."""
     kwargs = check_mapping("create_env_kwargs", kwargs)
     if isinstance(source, str):
         raise TypeError(f"create_env_fn is the text {source!r}: for 8 such envs pass [{source!r}] * 8")

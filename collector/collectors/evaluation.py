@@ -35,7 +35,6 @@ def policy_for_evaluation(policy: Any) -> Any:
 
 
 def unfrozen_statistics(env: Any) -> list[str]:
-    """Return the class names of wrappers and transforms with unfrozen statistics."""
     engine = getattr(_base(env), "engine", None)  # custom vector envs have no engine
     names = set() if engine is None else {name for report in engine.reports for name in report.learning or ()}
     for wrapper in _wrappers(env):
@@ -63,8 +62,8 @@ def copy_statistics(train: Any, other: Any) -> None:
 class Evaluation:
     """Maker of the collectors for `evaluate`.
 
-    source: first argument of the training collector. make_env: makes a vector env from `source`. train: the
-        training vector env, with statistics to copy, or `None` if Ray actors have the training envs.
+    source: first argument of the training collector. train: the training vector env, with statistics to copy, or
+        `None` if Ray actors have the training envs.
     """
 
     def __init__(self, source: Any, make_env: Callable[[Any], Any], train: Any = None) -> None:

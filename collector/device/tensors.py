@@ -34,7 +34,6 @@ def is_lazy(policy: Any) -> bool:
 
 
 def moved(policy: Any, device: torch.device) -> Any:
-    """Return the policy if it is on `device`, else a copy on `device`."""
     if all(tensor.device == device for tensor in tensors_of(policy)):
         return policy
     # The copy shares the module's generators, so that seeding them also seeds the copy.

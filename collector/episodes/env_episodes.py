@@ -62,7 +62,6 @@ class Episodes:
         self.ids, self.taken = ids, taken
 
     def begin_batch(self) -> None:
-        """Start a batch. Idle envs ask `seeds` for an episode."""
         if self._source is not None:
             self._assign(np.flatnonzero(self.ids < 0))
         self._log = [(self._envs, self.ids.copy(), self.seeds.copy())]

@@ -26,7 +26,6 @@ LARGEST_NUMBER = 2.0**53
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the valid lines of a folder's `metrics.jsonl`."""
     found: list[dict[str, Any]] = []
     try:
         with SafeFolder(folder) as opened:

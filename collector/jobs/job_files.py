@@ -212,7 +212,6 @@ def check_unchanged(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str
 
 
 def fixed_settings(job: Job) -> dict[str, Any]:
-    """Return the settings that a resumed job may not change."""
     record = as_display_record(as_record(job))
     entries = {f"transforms[{i}]": each for i, each in enumerate(record.pop("transforms"))}
     return {name: value for name, value in {**record, **entries}.items() if name not in CHANGEABLE_SETTINGS}

@@ -73,7 +73,6 @@ KILL_TIMEOUT = 5.0
 
 
 def task_options(job: Job) -> dict[str, Any]:
-    """Return the options of each task, as for `ray.remote`."""
     ray, options = job.ray, dict[str, Any]()
     options["num_cpus"] = (job.num_workers or 1) if ray.num_cpus is None else ray.num_cpus
     options["num_gpus"] = int(device_of_tasks(job) == "cuda") if ray.num_gpus is None else ray.num_gpus
@@ -84,9 +83,6 @@ def task_options(job: Job) -> dict[str, Any]:
 def device_of_tasks(job: Job) -> str:
     """Return the device of the tasks' policies. "auto" is the CPU, because Ray reserves no GPU by default."""
     return "cpu" if job.device == "auto" else job.device
-
-
-# The task
 
 
 @dataclass
@@ -112,7 +108,7 @@ class RangeResult(JobProgress):
     head: dict[str, Any] = field(default_factory=dict)
     """This task's dataset.json, to compare with the first task's; empty without a batch."""
     files: dict[str, np.ndarray] = field(default_factory=dict)
-    """Files for the driver to write in this order, if the task's node does not see the folder."""
+    """Files for the driver to write in this order."""
     node: str = ""
     seconds: float = 0.0
 
@@ -173,9 +169,6 @@ def _wait_until(check: Callable[[], bool]) -> bool:
     while not (found := check()) and time.monotonic() < until:
         time.sleep(0.1)
     return found
-
-
-# The driver
 
 
 @dataclass

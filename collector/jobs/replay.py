@@ -113,7 +113,6 @@ def repeat_actions(env: Any, episode: Episode, on_frame: Any = lambda env: None)
 
 
 def difference(stored: Episode, played: Mapping[str, Any]) -> str:
-    """Describe the first difference between an episode and replayed columns. "" if equal."""
     for step in range(len(stored) + 1):
         for name, rows in played.items():
             if not equal_rows(_row_at(getattr(stored, name), step), _row_at(rows, step)):

@@ -16,7 +16,6 @@ ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def action_parts(space: spaces.Space[Any]) -> Iterator[tuple[str, spaces.Space[Any]]]:
-    """Yield name and space of each leaf."""
     for path, leaf in nest.items(tree_of(space)):
         yield "action" + "".join(f"[{key!r}]" for key in path), leaf
 

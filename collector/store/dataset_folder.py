@@ -96,7 +96,6 @@ def remove_data(folder: SafeFolder) -> None:
 
 @contextmanager
 def writing(folder: Path, advice: str) -> Iterator[None]:
-    """Convert an OSError in the `with` block to `DatasetError`."""
     try:
         yield
     except OSError as error:

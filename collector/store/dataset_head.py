@@ -177,7 +177,6 @@ def _text(dtype: Any) -> str:
 
 
 def _bound(bound: np.ndarray) -> Any:
-    """Return a number if all values are equal, else a list in C order."""
     flat = [each if math.isfinite(each) else "inf" if each > 0 else "-inf" for each in bound.reshape(-1).tolist()]
     return flat[0] if flat and flat.count(flat[0]) == len(flat) else flat
 

@@ -108,7 +108,6 @@ class Manifest:
         return f"it ends with {self.end} episodes, and has none" if self.layout is None and self.end else ""
 
     def cut_off(self) -> None:
-        """Truncate the file to `good_bytes`, and flush."""
         if os.fstat(self.fd).st_size > self.good_bytes:
             safe_folder.truncate(self.fd, self.good_bytes)
         safe_folder.fsync(self.fd)
@@ -155,7 +154,7 @@ def read_lines(folder: str | os.PathLike[str]) -> Iterator[tuple[Line, int]]:
         with SafeFolder(folder) as opened:
             fd = opened.open(MANIFEST)
     except FileNotFoundError:
-        return  # no commit yet
+        return
     with os.fdopen(fd, "rb") as file:
         while line := file.readline(LONGEST_LINE + 1):
             if len(line) > LONGEST_LINE:

@@ -130,7 +130,6 @@ class SafeFolder(Closable, os.PathLike[str]):
         return found
 
     def is_here(self, name: str, fd: int) -> bool:
-        """Return whether the file `name` is still the open file `fd`."""
         return self.kind(name) is not None and os.path.samestat(
             os.stat(name, dir_fd=self._fd, follow_symlinks=False), os.fstat(fd)
         )
@@ -153,7 +152,6 @@ class SafeFolder(Closable, os.PathLike[str]):
                     below.check(depth - 1)
 
     def inside(self, name: str, *, make: bool = False) -> SafeFolder:
-        """Open a subfolder. `make` creates missing folders."""
         found = SafeFolder(self)
         for each in name.split("/") if name else ():
             with found as above:

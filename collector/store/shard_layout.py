@@ -118,7 +118,6 @@ def _rows_of_leaves(name: str, tree: Any) -> Any:
 
 
 def is_of_obs(name: str) -> bool:
-    """Return whether an array holds observations, which have an additional row per episode."""
     return name == "obs" or name.startswith("obs.")
 
 

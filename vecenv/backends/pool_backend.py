@@ -63,7 +63,6 @@ class PoolBackend(NativeBackend):
             self._rebuild(None)
 
     def _rebuild(self, seeds: Sequence[int] | None) -> None:
-        """Make a new pool with these seeds (`None`: the old ones)."""
         old = self._pool
         spare = 0 if self.is_sync else self.batch_size - 1
         settings = {**old.spec.config._asdict(), "num_envs": self.env_num + spare}

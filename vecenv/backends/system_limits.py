@@ -16,10 +16,7 @@ from vecenv.ray_cluster import assigned_cpus
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs that this process may use, at least 1.
-
-    The minimum of the affinity mask, the quotas of control groups, and the CPUs that Ray assigned.
-    """
+    """Return the number of CPUs that this process may use, at least 1."""
     cpus = len(allowed_cpus() or ()) or os.cpu_count() or 1
     shares = [share for share in (*map(_quota_of, _control_groups("cpu")), assigned_cpus()) if share is not None]
     return max(1, min([cpus, *map(math.ceil, shares)]))

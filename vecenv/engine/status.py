@@ -70,7 +70,6 @@ class EnvStatus:
         mark.is_set, mark.cause = False, SIGNAL
 
     def enough(self, need: int) -> Callable[[], bool]:
-        """Return a fast function that tells whether `need` envs have answered."""
         status, all_done = self.bytes, self._all_done
 
         def enough() -> bool:

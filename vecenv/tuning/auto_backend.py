@@ -66,9 +66,8 @@ class EnvCost(NamedTuple):
     cpu: float
     """CPU seconds per step. Equal to `wall` if the env does not wait."""
     slow_steps: int
-    """Number of slow steps at the start."""
     no_threads: str = LOCKED
-    """Reason not to run such envs in threads, or ""."""
+    """Result of `reason_against_threads`."""
 
     @property
     def waits(self) -> bool:
@@ -177,7 +176,7 @@ def _median_step(steps: Sequence[float]) -> float:
 
 
 def _preempted_seconds() -> float | None:
-    """Return the seconds that this process has waited for a CPU, or None if unknown."""
+    """Return the time that this process has waited for a CPU."""
     found = system_file("/proc/self/schedstat")
     return float(found.split()[1]) / 1e9 if found else None
 

@@ -105,9 +105,6 @@ def _rows(block: EpisodeBatch, layout: EpisodeLayout) -> dict[str, np.ndarray]:
     return found
 
 
-# LeRobot
-
-
 def write_lerobot(
     dataset: Dataset, out: Path, *, name: Path, fps: int = 30, task: str = "", robot_type: str | None = None
 ) -> None:

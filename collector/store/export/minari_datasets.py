@@ -59,7 +59,6 @@ def _check_keys(path: str, space: Any) -> None:
 
 
 def id_of(out: Path) -> str:
-    """Return the id in the path, or an id made of the folder's name."""
     ending = "/".join(out.absolute().parts[-2:])
     return ending if _ID.fullmatch(ending) else f"vecenv/{re.sub(r'[^A-Za-z0-9_-]', '-', out.name)}-v0"
 

@@ -299,7 +299,6 @@ def check_single_agent(env: Any, origin: str) -> None:
 
 
 def check_distinct(envs: Sequence[Any]) -> None:
-    """Raise ValueError if two env functions returned the same env."""
     seen: dict[int, int] = {}
     for i, env in enumerate(envs):
         first = seen.setdefault(id(getattr(env, "unwrapped", env)), i)

@@ -2,8 +2,7 @@
 
     frame = length u64 | kind u8 | number u64 | payload
 
-The worker's end blocks. The parent's end never blocks: `post` keeps unsent bytes until `flush`, and `receive` reads
-arrived bytes. So large messages cannot make both ends wait for each other.
+The worker's end blocks. The parent's end never blocks, so large messages cannot make both ends wait for each other.
 
 Ctrl-C in the parent may lose a whole frame, but never cuts a frame, because a single C call moves bytes between socket
 and buffer. After Ctrl-C, the parent sends SYNC, and discards results until the worker answers SYNCED.

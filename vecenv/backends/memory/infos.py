@@ -83,7 +83,7 @@ class InfoColumns(Mapping[int, dict[str, Any]]):
         self.schema, self.ids, self.columns = schema, ids, columns
 
     def dicts(self, env_id: bool = False) -> list[dict[str, Any]]:
-        """Return the infos in the order of `ids`. `env_id=True` adds the key "env_id"."""
+        """Return the infos in the order of `ids`."""
         keys, values = self.schema.keys, [*map(_values, self.schema.kinds, self.columns)]
         if env_id:
             keys, values = (*keys, "env_id"), [*values, self.ids]
