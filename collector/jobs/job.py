@@ -189,8 +189,10 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
     elif name in DEFAULT_MODULES:  # a single entry needs no list
         entries = value if isinstance(value, (list, tuple)) else [value]
         value = [each if isinstance(each, (str, dict, Call)) else _import_name(name, each) for each in entries]
-    elif isinstance(value, float) and value.is_integer():
-        value = int(value)
+    elif name == "ray" and isinstance(value, dict):
+        value = {key: _whole(each) for key, each in value.items()}
+    else:
+        value = _whole(value)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -200,6 +202,10 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         elif not path:
             text += f": {value!r}" if ", got " in text else f", got {value!r}"
         raise JobError(f"{name}{path.rstrip('`')}: {text}") from None
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _as_stored(path: str, value: Any) -> Any:
