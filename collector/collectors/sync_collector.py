@@ -209,7 +209,7 @@ class SyncDataCollector(BaseCollector):
         render: call `render` of the envs after each step, then wait this many seconds. Synchronous collectors only.
         reset_before_collect: reset all envs first, with the arguments `gym_reset_kwargs`.
         on_step: called after each step of k envs with a `StepBatch`. Returns `None`, or a dict of arrays `(k, ...)` for
-            `extras`.
+            `extras`. `AsyncDataCollector` fills the rows of steps from before this call with zeros.
         on_episode: with `n_episode`, called with each `Episode` soon after its end.
         keep: False sets `CollectStats.batch` to `None`.
 

@@ -160,6 +160,11 @@ class MaskedTold(Told):
         return info | {"at": np.arange(self.t)} | ({} if mask is None else {"action_mask": np.tile(mask, 10)})
 
 
+def told(step: Any) -> dict[str, np.ndarray]:
+    """A step hook that returns a number of each info, and the reward."""
+    return {"told": np.array([[of_info(info), reward] for info, reward in zip(step.info, step.reward, strict=True)])}
+
+
 def action_of(policy: str, obs: Any, i: int, t: int, calls: int, info: Any) -> int:
     """The action that the policy has to choose for one observation."""
     if policy == "mask":
@@ -248,10 +253,11 @@ class Fuzz(Program):
         acts = POLICIES[self.policy]()
         if self.policy not in ("stateful", "random", "module", "noisy"):
             acts = Raising(acts, raises_at)
+        self.frames = frames * (1 if is_async else n)
         self.collector = kind(
             self.venv,
             acts,
-            frames_per_batch=frames * (1 if is_async else n),
+            frames_per_batch=self.frames,
             max_frames_per_traj=most,
             return_same_td=same,
             info_keys=["action_mask"],
@@ -284,7 +290,7 @@ class Fuzz(Program):
         return found
 
     def transitions(self, i: int) -> Iterator[Any]:
-        """The plain loop: (obs, action, reward, terminated, truncated, next obs, step, mask); None: a failed step."""
+        """Play alone. Yield obs, action, reward, flags, next obs, step, mask and info; None: the step failed."""
         env, calls = self.envs[i], 0
         while True:
             obs, info = env.reset()
@@ -303,17 +309,20 @@ class Fuzz(Program):
                     assert info["action_mask"][action], f"env {i} drew {action}, which is not allowed"
                 truncated = truncated or t + 1 == self.most
                 over = terminated or truncated
-                yield obs, action, reward, terminated, truncated, following, t, after.get("action_mask")
+                yield obs, action, reward, terminated, truncated, following, t, after.get("action_mask"), of_info(after)
                 obs, info, t = following, after, t + 1
                 over |= self.restart[i]
                 self.restart[i] = False
 
-    @rule()
-    def batch(self) -> None:
+    @rule(hooked=st.booleans())
+    def batch(self, hooked: bool) -> None:
         if self.over:
             return
         try:
-            batch = self.collector.next()
+            if hooked and self.numbered is None and not self.at_each_iter:
+                batch = self.collector.collect(n_step=self.frames, on_step=told).batch
+            else:
+                batch = self.collector.next()
         except ArithmeticError:
             self.resume()
             return
@@ -343,7 +352,9 @@ class Fuzz(Program):
             if broken and k:
                 continue_at = got["step_count"][k]
                 assert continue_at == 0, f"env {i} failed, and its next step has the number {continue_at}"
-            *row, mask = row
+            *row, mask, info = row
+            if "told" in got and not (self.is_async and not got["told"][k].any()):  # 0: a step of an earlier call
+                assert got["told"][k].tolist() == [info, row[2]], f"the hook's info and reward of env {i}, row {k}"
             if "action_mask" in got:
                 assert_same(got["action_mask"][k], np.zeros(100, np.int8) if mask is None else mask, "the mask after")
             else:
@@ -401,5 +412,5 @@ class Fuzz(Program):
 def as_arrays(flat: Any) -> dict[str, np.ndarray]:
     """The columns of a flat batch as arrays."""
     names = ("obs", "action", "reward", "terminated", "truncated", "step_count", "env_ids", "policy_version")
-    more = {"next": flat.next.obs, **{key: flat.extras[key] for key in ("action_mask",) if key in flat.extras}}
+    more = {"next": flat.next.obs, **{key: flat.extras[key] for key in ("action_mask", "told") if key in flat.extras}}
     return {name: np.asarray(column) for name, column in ({name: getattr(flat, name) for name in names} | more).items()}

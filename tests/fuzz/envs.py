@@ -11,6 +11,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from vecenv.transforms import Rows, Transform
+
 FAR = 2**40
 SPACES: dict[str, Any] = {
     "floats": spaces.Box(-FAR, FAR, (3,), np.float32),
@@ -57,6 +59,21 @@ class Unpicklable(Exception):
 
     def __reduce__(self) -> Any:
         raise TypeError("cannot pickle this")
+
+
+class Notes(Transform):
+    """Writes into each info what the info said before, and the reward of a step."""
+
+    def __init__(self) -> None:
+        super().__init__(in_keys=[])
+
+    def reset(self, rows: Rows) -> None:
+        for info in rows.info:
+            info["told"] = len(info)
+
+    def step(self, rows: Rows) -> None:
+        for info, reward in zip(rows.info, np.asarray(rows.reward).tolist(), strict=True):
+            info["told"] = [len(info), reward]
 
 
 class Scripted(gymnasium.Env):

@@ -13,7 +13,7 @@ from hypothesis.stateful import initialize, rule
 
 from collector.device.torch_vector_env import TorchVectorEnv
 from tests.fuzz.driver import Program
-from tests.fuzz.envs import SPACES, Scripted, assert_same, draw, rows_of, stacked, transformed
+from tests.fuzz.envs import SPACES, Notes, Scripted, assert_same, draw, rows_of, stacked, transformed
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, TransformedVectorEnv
 from vecenv import transforms as tf
 
@@ -46,6 +46,7 @@ CHAINS: dict[str, Any] = {
     "rename": partial(tf.RenameTransform, ["z"], ["y"]),
     "scale actions": tf.ActionScaling,
     "vec norm": tf.VecNorm,
+    "notes": Notes,
     "normalize reward": tf.NormalizeReward,
 }
 

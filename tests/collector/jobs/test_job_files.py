@@ -149,7 +149,9 @@ class TestFiles:
         job = Job(env="CartPole-v1", steps=1)
         for text, steps in (("1e3", 1000), ("2.0", 2), ("1,000", 1000), ("9007199254740993", 2**53 + 1)):
             assert with_settings(job, [f"steps={text}"]).steps == steps
-        assert with_settings(job, ["ray.memory=4e9"]).ray.memory == Job(env="a", steps=1, ray={"memory": 4e9}).ray.memory
+        assert (
+            with_settings(job, ["ray.memory=4e9"]).ray.memory == Job(env="a", steps=1, ray={"memory": 4e9}).ray.memory
+        )
         for text in ("1.5", "1e-3", "nan", "inf", "1e999", "0x10", "many", "0", "-1"):
             with pytest.raises(JobError, match="steps"):
                 with_settings(job, [f"steps={text}"])
