@@ -61,6 +61,9 @@ class Unpicklable(Exception):
         raise TypeError("cannot pickle this")
 
 
+OURS = {"env_id", "final_obs", "final_info"}
+
+
 class Notes(Transform):
     """Writes into each info what the info said before, and the reward of a step."""
 
@@ -69,11 +72,11 @@ class Notes(Transform):
 
     def reset(self, rows: Rows) -> None:
         for info in rows.info:
-            info["told"] = len(info)
+            info["told"] = len(info.keys() - OURS)
 
     def step(self, rows: Rows) -> None:
         for info, reward in zip(rows.info, np.asarray(rows.reward).tolist(), strict=True):
-            info["told"] = [len(info), reward]
+            info["told"] = [len(info.keys() - OURS), reward]
 
 
 class Scripted(gymnasium.Env):

@@ -185,7 +185,7 @@ def test_with_wait_num_rows_come_as_envs_finish():
     with ParallelVectorEnv([Herd] * 4, "shmem", wait_num=2) as venv:
         obs, infos = venv.reset(seed=[0, 10, 20, 30])
         ids, counts = infos["env_id"], np.zeros(4, int)
-        for _ in range(30):
+        while counts.sum() < 60 or not counts.all():  # on a busy machine, a worker may wait long for the processor
             obs, _, _, _, infos = venv.step(all_do(venv, np.zeros(len(ids), int)), ids)
             ids = infos["env_id"]
             assert len(ids) >= 2
@@ -195,7 +195,6 @@ def test_with_wait_num_rows_come_as_envs_finish():
         with pytest.raises(RuntimeError, match="still stepping"):
             venv.send(all_do(venv, np.zeros(len(ids), int)), ids)
         assert len(venv.step(None)[4]["env_id"]) >= 2
-        assert counts.min() > 0
 
 
 def test_what_was_returned_does_not_change_later():
