@@ -26,7 +26,7 @@ class EnvCreator:
 
     Arguments:
         create_env_fn: a function or class that makes an env.
-        create_env_kwargs: dict of arguments for `create_env_fn`, or a list with a dict per env for `[creator] * n`.
+        create_env_kwargs: dict of arguments for `create_env_fn`, or a list with a dict per env in `[creator] * n`.
         share_memory: False gives each env separate state.
         kwargs: further arguments of `create_env_fn`.
 
@@ -34,7 +34,7 @@ class EnvCreator:
 
     Raises TypeError if `create_env_fn` is not callable or (with `share_memory`) does not make an env, or if
     `create_env_kwargs` has a wrong type. A creator with shared state can be pickled only as an argument of a new
-    process, which receives the unnamed shared memory.
+    process, because the shared memory has no name.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -120,9 +120,8 @@ class EnvCreator:
     def frozen_copy(self, *, shared_only: bool = False) -> EnvCreator:
         """Return a creator of envs for evaluation. These envs share a copy of the state, and have frozen statistics.
 
-        Wrappers without `freeze` still update, such as gymnasium's `NormalizeObservation`. With
-        `share_memory=False`, each env keeps the statistics with which `create_env_fn` made it. With `shared_only`,
-        statistics that are not shared are still updated.
+        Wrappers without `freeze` still update, such as gymnasium's `NormalizeObservation`. Unshared statistics (all
+        with `EnvCreator(share_memory=False)`) stay as `create_env_fn` made them. With `shared_only`, they still update.
         """
         states = self._states and [SharedState(state.read(), share=True) for state in self._states]
         return self._variant(_freezes="shared" if shared_only else "all", _states=states)
@@ -247,20 +246,20 @@ def _cast(array: np.ndarray, own: np.ndarray) -> np.ndarray | None:
     return array if array.dtype == own.dtype else cast_exactly(array, own.dtype)
 
 
-def _merge_kwargs(kwargs: Kwargs | Sequence[Kwargs], first: Kwargs | Sequence[Kwargs]) -> Any:
-    """Merge two dicts, with precedence for `first`. Return a list of dicts if an argument is a list of dicts."""
-    for each in (kwargs, first):
+def _merge_kwargs(kwargs: Kwargs | Sequence[Kwargs], overrides: Kwargs | Sequence[Kwargs]) -> Any:
+    """Merge two dicts. `overrides` takes precedence. Return a list of dicts if an argument is a list of dicts."""
+    for each in (kwargs, overrides):
         dicts = each if isinstance(each, (list, tuple)) else [each]
         if not dicts or not all(isinstance(one, Mapping) for one in dicts):
             raise TypeError(
                 f"create_env_kwargs must be a dict of arguments, or a list of dicts, one per env; got {each!r}"
             )
-    if isinstance(kwargs, Mapping) and isinstance(first, Mapping):
-        return {**kwargs, **first}
-    n = len(first if isinstance(kwargs, Mapping) else kwargs)
-    if not isinstance(first, Mapping):
-        _check_length(first, n)
-    rows = [[each] * n if isinstance(each, Mapping) else each for each in (kwargs, first)]
+    if isinstance(kwargs, Mapping) and isinstance(overrides, Mapping):
+        return {**kwargs, **overrides}
+    n = len(overrides if isinstance(kwargs, Mapping) else kwargs)
+    if not isinstance(overrides, Mapping):
+        _check_length(overrides, n)
+    rows = [[each] * n if isinstance(each, Mapping) else each for each in (kwargs, overrides)]
     return [{**one, **other} for one, other in zip(*rows, strict=True)]
 
 

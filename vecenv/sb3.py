@@ -2,7 +2,7 @@
 
 To use them, change the import: `from vecenv.sb3 import SubprocVecEnv`.
 
-`AgentMonitor` and `AgentRolloutBuffer` are for the batches of `flatten_agents`.
+`AgentMonitor` and `AgentRolloutBuffer` are for batches of `vecenv.flatten_agents`, which have a row per agent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ except ImportError as error:
 class AgentMonitor(VecMonitor):
     """SB3's `VecMonitor` for batches with a row per agent. A row counts as a step unless its info has `active` False.
 
-    `venv` is `SB3VecEnv(flatten_agents(env, own_episodes=True))`, or any `VecEnv`. For other arguments see VecMonitor.
+    `venv`: any `VecEnv`, usually `SB3VecEnv(flatten_agents(env, own_episodes=True))`. Other arguments: see VecMonitor.
     """
 
     active: np.ndarray
@@ -102,7 +102,7 @@ EnvFns = Sequence[Callable[[], Any] | str]
 
 class _OwningVecEnv(SB3VecEnv):
     def _open(self, kind: Any, env_fns: EnvFns, options: dict[str, Any], **arguments: Any) -> None:
-        context = "SB3 calls it start_method, and only SubprocVecEnv has it"
+        context = "pass start_method to SubprocVecEnv, as in SB3"
         check_facade_options(type(self), kind, options, context=context)
         venv = kind(env_fns, **arguments, **options)
         try:

@@ -24,7 +24,7 @@ class Interruptor:
 
         stop = Interruptor()
         collector = SyncDataCollector(env_fns, policy, frames_per_batch=4096, interruptor=stop)
-        threading.Timer(60, stop.stop_collection).start()   # a batch that takes longer ends early
+        threading.Timer(60, stop.stop_collection).start()   # after 60 s, all batches end early
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Stopping(Interruptor):
 
     In the `with` block, the first SIGINT or SIGTERM ends the job:
 
-    - If the envs' current step takes over `GRACE_SECONDS` more, `OutOfTime` is raised.
+    - `GRACE_SECONDS` later, `OutOfTime` ends a `leaving_in_time` block that still runs.
     - A second Ctrl-C raises KeyboardInterrupt, and a second SIGTERM kills the process.
     - If an env holds the interpreter lock, no Python handler runs. So a watchdog process kills this process
       `KILL_SECONDS` after the grace period. Python's C code reports the signal to the watchdog through a pipe.

@@ -69,7 +69,7 @@ class Episodes:
 
     def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
         self.over[env_ids] = False
-        # If a worker reset the env, the new info has entries of the ended episode.
+        # If the worker reset the env in the round of the last step, the info has entries of the ended episode.
         self.infos[env_ids] = nest.object_array([without_last(info) for info in infos])
 
     @property
@@ -163,7 +163,8 @@ class Episodes:
         order = np.argsort(envs, kind="stable")
         first = np.searchsorted(envs[order], self._envs)
         at = order[first[:, None] + done.cumsum(1) - done]
-        # Time index at which each step's episode began; negative if the episode began in an earlier batch.
+        # Time index of an episode's first step, or negative if the episode began in an earlier batch. Later steps get
+        # the minimum, which the running maximum replaces.
         began = np.empty((n, steps), np.int64)
         began[:, 0] = -self._taken_before
         began[:, 1:] = np.where(done[:, :-1], np.arange(1, steps), np.iinfo(np.int64).min)

@@ -32,7 +32,7 @@ class JobProgress:
     """Last error of each episode skipped in this run, by episode number."""
     notes: list[str] = field(default_factory=list)
     bottleneck: str = ""
-    """Slowest kind of work, and its share of the time: "envs 80 %". "idle" includes storing episodes."""
+    """Slowest kind of work, and its share of time: "envs 80 %". The collector is "idle" while episodes are stored."""
 
 
 @dataclass(repr=False, kw_only=True)

@@ -21,9 +21,9 @@ class RandomPolicy:
     Spaces are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these. Other spaces, or spaces
     with different shapes or dtypes, raise `TypeError`.
 
-    If observations are a dict with `action_mask` `(k, ...)`, in the form that `space.sample(mask)` takes, the policy
-    draws only legal actions, with equal probability. For Discrete actions, the key may also be `mask` (as in
-    PettingZooEnv), bool or integer `(k, n)`. If no action is legal, the policy returns the first action.
+    If observations are a dict with `action_mask`, per row a mask for `space.sample(mask)`, the policy draws only
+    legal actions, with equal probability. For Discrete actions, the key may also be `mask` (as in PettingZooEnv), with
+    a bool or integer per row and action. If no action is legal, the policy returns the first action.
 
     Example::
 
@@ -57,7 +57,7 @@ class RandomPolicy:
     def __call__(self, obs: Any, env_id: Any = None, masks: Sequence[Any] | None = None) -> Any:
         """Return actions of the envs `env_id` (`None`: all): `(k, ...)` in the spaces' dtype, or a tree of such arrays.
 
-        masks: per row, a mask that replaces the mask in `obs`, or `None`. Raises `ValueError` if a mask does not fit.
+        masks: per row, a mask to replace the mask in `obs`; `None` keeps it. Raises `ValueError` if one does not fit.
         """
         ids = self._ids if env_id is None else np.asarray(env_id)
         found = masks_of(obs, self._spaces[0], len(ids))
@@ -77,7 +77,7 @@ class RandomPolicy:
 
     def _from_blocks(self, ids: np.ndarray) -> Any:
         if self._left <= 0:
-            # Refill only these envs, because masked actions come from the same random stream, which a refill advances.
+            # Refill only envs in `ids`. A refill advances the env's random stream, so it changes later masked actions.
             for env in ids[self._used[ids] == self.BLOCK].tolist():
                 self._refill(env)
             self._left = self.BLOCK - int(self._used.max())

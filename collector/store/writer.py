@@ -46,7 +46,7 @@ class StoreWriter(Closable):
 
     Args:
         folder: created with its parents if missing.
-        head: result of `make_head`. With `resume`, the folder's head stays, and None accepts any head.
+        head: result of `make_head`. With `resume`, the stored head stays, and None skips the comparison.
         resume: continue a data set whose spaces and job are as in `head`. Uncommitted data are removed.
         reopen: with `resume`, allow a complete data set. The data set is then incomplete until `end`.
         overwrite: remove a data set in the folder.
@@ -54,7 +54,7 @@ class StoreWriter(Closable):
         check: with `resume`, called with the manifest before any change.
 
     Raises `DatasetError`, before any change, if the folder cannot be written, is locked by another writer, or contains
-    links, foreign files or another data set.
+    links, foreign files, or data that neither `resume` nor `overwrite` allows.
 
     Example::
 
@@ -89,7 +89,7 @@ class StoreWriter(Closable):
         content = None if head is None else head_bytes(check_mapping("head", head))
         with writing(self.folder, "choose another folder"), ExitStack() as undo:
             self.opened, _ = open_locked(self.folder, undo)
-            """Folder, opened and locked. The caller may write other files there."""
+            """Folder, opened and locked. The caller may add files, such as statistics.json."""
             if resume and self.opened.kind(HEAD):
                 self.manifest = _resume(self.opened, head, check, reopen)
             elif content is None:
@@ -168,7 +168,9 @@ class StoreWriter(Closable):
         if twice := self._used_numbers.intersection(fresh) or [
             each for each, count in Counter(fresh).items() if count > 1
         ]:
-            raise DatasetError(f"episodes {sorted(twice)[:5]} are in {self.folder} already; each number is stored once")
+            raise DatasetError(
+                f"episode numbers {sorted(twice)[:5]} would occur twice in {self.folder}; add each number once"
+            )
         return episodes
 
     def commit(self, *, failed: dict[str, int] | None = None, state: Any = None) -> None:
@@ -234,7 +236,7 @@ class StoreWriter(Closable):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Make the writer unusable after an unexpected exception, such as Ctrl-C, or an `append` that cannot be undone.
+        """Make the writer unusable after an unexpected exception (such as Ctrl-C) or an `append` that cannot be undone.
 
         The disk may then differ from this object.
         """
@@ -306,7 +308,9 @@ class StoreWriter(Closable):
         if self._broken:
             raise DatasetError(f"the writer of {self.folder} cannot continue: {self._broken}; resume with a new writer")
         if self.manifest.end is not None:
-            raise DatasetError(f"{self.folder} is complete, with {self.manifest.end:,} episodes; choose another folder")
+            raise DatasetError(
+                f"{self.folder} is complete, with episode numbers below {self.manifest.end}; choose another folder"
+            )
 
 
 def _resume(
@@ -338,8 +342,8 @@ def _resume(
     if reopen and manifest.end is not None:
         if surplus := int((manifest.index["number"] >= manifest.end).sum()):
             raise DatasetError(
-                f"{folder.path} cannot be reopened: it was ended with {manifest.end:,} episodes, and readers ignore "
-                f"{surplus:,} more with higher numbers; choose another folder"
+                f"{folder.path} cannot be reopened: it was ended at episode number {manifest.end}, and readers ignore "
+                f"{surplus:,} episodes from there on; choose another folder"
             )
         manifest.end, manifest.good_bytes = None, manifest.end_at
     committed = {shard.shard for shard in manifest.shards}

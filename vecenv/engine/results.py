@@ -1,4 +1,4 @@
-"""Build batches from the arena and extras (results that do not fit the arena)."""
+"""Build batches from the arena, and from results that do not fit there (`Extra`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ StepById = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str,
 class Results:
     """Builder of the batches that an engine returns (copies, or views of the arena).
 
-    `spaced` is False if no env has an observation space. Such observations are stacked until their shapes first differ.
+    `spaced` is False if no env has an observation space. Observations are then stacked until their shapes first differ.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Results:
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._obs_array = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._has_views = not (self._objects or self.splits or self._unspaced)
-        """True if the arena's arrays are the batch of all envs that the caller gets."""
+        """True if a batch of all envs has the arena's observation arrays, or copies of them."""
         self._copied_columns: tuple[np.ndarray, ...] | None = None
         """Arrays whose copies are a batch of all envs. `None` without `copy`, or if a batch needs more than copies."""
         if copy and self._has_views and self._obs_array is not None:
@@ -152,7 +152,7 @@ class Results:
         return *self._columns(ids, taken.extras), self.infos.by_id(taken)
 
     def apply_recovery(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
-        """Apply `on_error` to `taken`. If a failure remains, raise its error, with the other rows as `partial`."""
+        """Apply `on_error` to `taken`. If failures remain, raise an error whose `partial` has the finished rows."""
         recovery = self._recovery
         rows: dict[int, Extra] = {}
         if recovery.rows:
@@ -179,7 +179,7 @@ class Results:
         return taken
 
     def _raise(self, failed: list[int], asked: list[int], taken: Taken) -> None:
-        """Raise the error of the failed env with the lowest id. Bystanders (see VectorEnvError) come last."""
+        """Raise the error of the failed env with the lowest id, preferably not a bystander's (see VectorEnvError)."""
         partial, extras = None, taken.extras
         lost = {i for i in failed if not extras[i].failure.stepped}  # type: ignore[union-attr]
         if good := [i for i in asked if i not in lost]:
@@ -216,7 +216,7 @@ class ReturnedInfos:
         self.own_env_ids: dict[int, Any] = {}
         """By env id: value that the env itself has put under "env_id" in its last info."""
         self.final_obs: dict[int, tuple[Any, Any]] = {}
-        """By env id: `final_obs` in the last batch, and the env's observation (`None` if both have the same types)."""
+        """By env id: `final_obs` in the last batch, and the env's original (`None` if both have the same types)."""
 
     def rows(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
         if self.own_env_ids or self.final_obs:

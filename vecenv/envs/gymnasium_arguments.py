@@ -12,7 +12,7 @@ from vecenv.engine.arguments import check_seed, spread_seeds
 
 
 def as_autoreset_mode(mode: Any) -> AutoresetMode:
-    """Return the AutoresetMode for a mode, its value or its name (upper or lower case).
+    """Convert a value or name (in any case) to an AutoresetMode. Return an AutoresetMode unchanged.
 
     Raises ValueError for other values.
 

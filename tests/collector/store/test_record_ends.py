@@ -226,7 +226,7 @@ def test_a_data_set_that_is_reopened_stays_as_it_is_until_the_next_commit(tmp_pa
     with StoreWriter(tmp_path, None, resume=True, reopen=True) as writer:
         writer.end(episodes=5)  # those beyond are not taken up
     for _ in range(2):
-        with DummyVectorEnv(env_fns()) as venv, pytest.raises(DatasetError, match=r"readers ignore \d+ more with"):
+        with DummyVectorEnv(env_fns()) as venv, pytest.raises(DatasetError, match=r"readers ignore \d+ episodes from"):
             RecordEpisodes(venv, tmp_path, resume=True)
     assert len(Dataset(tmp_path)) == 5
 

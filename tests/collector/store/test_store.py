@@ -152,7 +152,7 @@ class TestReading:
                 data[:0].transitions()
             writer.add(episode(0))
             writer.end(episodes=2)
-            with pytest.raises(DatasetError, match="is complete, with 2 episodes"):
+            with pytest.raises(DatasetError, match="is complete, with episode numbers below 2"):
                 writer.add(episode(5))
         data = Dataset(tmp_path)
         assert (data.numbers.tolist(), data.complete) == ([0, 1], True)
@@ -426,7 +426,7 @@ class TestWriting:
                 [LENGTHS[3]],
             )
             assert [path.name for path in shard.parent.iterdir()] == ["000000"]
-            with pytest.raises(DatasetError, match=r"episodes \[3\] are in .* already"):
+            with pytest.raises(DatasetError, match=r"episode numbers \[3\] would occur twice in"):
                 writer.add([episode(2), episode(3)])
             writer.add(episode(1))
             writer.end()
@@ -493,7 +493,7 @@ class TestWriting:
             ({"truncated": np.zeros(3, np.bool_)}, "only whole episodes"),
             ({"truncated": np.ones(3, np.bool_)}, "only whole episodes"),
             ({"truncated": np.ones((3, 1), np.bool_)}, r"truncated has the shape \(3, 1\)"),
-            ({"number": 1}, r"episodes \[1\] are in"),
+            ({"number": 1}, r"episode numbers \[1\] would occur twice in"),
             ({"env_id": -1}, "an episode has the env_id -1, expected at least 0"),
             ({"seed": -5}, "an episode has the seed -5, expected at least -1"),
             ({"seed": 2**64}, "a number or seed of 64 bits or more"),
@@ -510,7 +510,7 @@ class TestWriting:
                         writer.add(episode(2, **{name: value}))
             with pytest.raises(DatasetError, match="failures and state have"):
                 writer.commit(state="x" * 2**26)
-            with pytest.raises(DatasetError, match=r"episodes \[8\] are in"):
+            with pytest.raises(DatasetError, match=r"episode numbers \[8\] would occur twice in"):
                 writer.add([episode(7), episode(8), episode(8)])
             writer.add([episode(7), episode(0, number=-1), episode(1, number=-1)])  # which get the next numbers
             writer.end()
