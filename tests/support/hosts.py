@@ -31,11 +31,15 @@ ENVIRON = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_mem
 
 # A process of its own, because Ray's client keeps its connections open.
 DRAIN = """
-import ray, sys
+import ray, sys, time
 ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
-alive = [each for each in ray.nodes() if each["Alive"]]
-(node,) = [each["NodeID"] for each in alive if sys.argv[1] in (each["NodeID"], each["NodeManagerAddress"])]
+def found():
+    alive = [each for each in ray.nodes() if each["Alive"]]
+    return [each["NodeID"] for each in alive if sys.argv[1] in (each["NodeID"], each["NodeManagerAddress"])]
+while len(found()) > 1:  # Ray has not yet noticed that an earlier host with this address lost its power
+    time.sleep(0.2)
+(node,) = found()
 client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
 assert client.drain_node(node, DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), "taken back", 0)[0]
 """
@@ -88,6 +92,7 @@ class Hosts:
         self.shared.mkdir()
         self._prefix = f"vecenv{os.getpid()}"
         self._booted: dict[str, subprocess.Popen[str]] = {}
+        self._programs: list[Program] = []
 
     def __enter__(self) -> Hosts:
         _run("ip", "netns", "add", self._prefix)
@@ -159,7 +164,16 @@ class Hosts:
         command = self.on(name, sys.executable, "-u", "-m", "tests.support.host_programs", *arguments)
         log, pipe = self.shared / f"program-{arguments[0]}.log", subprocess.PIPE
         with log.open("a") as file:
-            return Program(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, text=True), log)
+            started = Program(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, text=True), log)
+        self._programs.append(started)
+        return started
+
+    def kill_programs(self) -> None:
+        """Kill the programs that a failed test has left running."""
+        for each in self._programs:
+            if each.process.poll() is None:
+                each.kill()
+        self._programs.clear()
 
 
 def _child_of(pid: int) -> int:

@@ -33,6 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def hosts(cluster: Hosts) -> Iterator[Hosts]:
     """All three hosts. Tests take host B away, so B returns after each test."""
     yield cluster
+    cluster.kill_programs()
     cluster.set_link("B", up=True)
     if "B" in cluster._booted:
         cluster.power_off("B")
