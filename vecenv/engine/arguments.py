@@ -96,16 +96,15 @@ def check_number(
     bound = "" if least is None and above is None else f" of at least {least}" if above is None else f" above {above}"
     expected = f"{name} must be a {'' if infinite else 'finite '}number{bound}, got {value!r}"
     try:
-        is_number = not (isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value))
-        number = float(value) if is_number else math.nan
+        if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value):
+            raise TypeError
+        number = float(value)
     except (TypeError, ValueError):
-        is_number, number = False, math.nan
+        raise TypeError(expected) from None
     except OverflowError:  # an int too large for a float
         number = math.inf
-    if not is_number:
-        raise TypeError(expected)
-    in_bounds = (least is None or number >= least) and (above is None or number > above)
-    if math.isnan(number) or (math.isinf(number) and not infinite) or not in_bounds:
+    is_low = (least is not None and number < least) or (above is not None and number <= above)
+    if math.isnan(number) or (math.isinf(number) and not infinite) or is_low:
         raise ValueError(expected)
     return number
 
