@@ -8,7 +8,7 @@ from typing import Any
 from vecenv.backends.gymnasium_backend import library_makes_env
 from vecenv.backends.pool_backend import PoolBackend, quiet_spaces
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import check_count
+from vecenv.engine.arguments import check_count, check_mapping
 
 _POOL_PARTS = ("config", "observation_space", "action_space", "_state_keys", "_send", "_recv", "_reset")
 
@@ -132,11 +132,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
     ) -> None:
         _refuse_without_effect(type(self).__name__, kwargs)
         num_workers = check_count("num_workers", num_workers)
-        if create_env_kwargs is not None and not isinstance(create_env_kwargs, Mapping):
-            raise TypeError(
-                f"create_env_kwargs must be a dict of arguments for envpool.make, got {create_env_kwargs!r}"
-            )
-        options = dict(create_env_kwargs or {})
+        options = check_mapping("create_env_kwargs", create_env_kwargs)
         if decided := sorted(options.keys() & {"task_id", "env_type", "num_envs", "batch_size", "max_num_players"}):
             raise ValueError(f"create_env_kwargs must not have {decided}, because MultiThreadedEnv sets them")
         super().__init__(make_pool(env_name, num_workers, **options))
