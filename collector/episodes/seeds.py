@@ -126,7 +126,7 @@ class EpisodeSeeds:
             number = self._retries.popleft()
         else:
             number = next(each for each in map(_check_number, self._numbers) if each not in self._skip)
-        return number, episode_seed(self.job_seed, number)
+        return number, _seed(self.job_seed, number, _SEED)
 
 
 def _check_number(number: Any) -> int:
