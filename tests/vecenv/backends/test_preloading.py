@@ -159,6 +159,14 @@ def test_what_an_import_leaves_behind_is_not_inherited(project: Project, reason:
     assert len(project.importers()) == 1 + 1 + 4
 
 
+def test_threads_that_end_during_an_import_do_not_prevent_preloading(project: Project) -> None:
+    """`join` returns before the system removes the thread."""
+    threads = "[threading.Thread(target=bytearray, args=(9,)) for _ in range(50)]"
+    project.write(f"import threading\nfor thread in {threads}:\n    thread.start()\n    thread.join()")
+    with ShmemVectorEnv(project.env_fns, num_workers=2):
+        assert project.refused() == []
+
+
 def test_a_copy_that_an_import_forks_is_no_second_server(project: Project) -> None:
     """The copy leaves the import first, so its report would arrive first."""
     project.write(f"if os.getpid() != {os.getpid()} and os.fork():\n    import time; time.sleep(0.3)")

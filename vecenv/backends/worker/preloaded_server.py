@@ -14,6 +14,8 @@ import pickle
 import random
 import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from multiprocessing import forkserver
 from pathlib import Path
@@ -27,6 +29,7 @@ from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.worker.worker_setup import leave_forkserver, set_environment, set_files_of_starters
 
 AUTHKEY_BYTES = 32
+THREAD_END_S = 0.5
 HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
 DRIVERS = ("libcuda.so", "libnvidia", "libEGL", "libGLX", "libOSMesa")
 """Prefixes of GPU libraries, which may fail in a process that is forked later."""
@@ -111,7 +114,7 @@ def import_all(names: Sequence[str]) -> ImportReport:
 
 
 def _problem(name: str, before: set[str], fds: set[int], libraries: set[str]) -> str:
-    if len(os.listdir("/proc/self/task")) > 1:
+    if _has_threads():
         return "its import starts threads"
     if _children():
         return "its import starts processes"
@@ -126,6 +129,16 @@ def _problem(name: str, before: set[str], fds: set[int], libraries: set[str]) ->
                 if type(value) in GENERATORS:  # every worker would inherit the generator and draw the same numbers
                     return f"its import makes the random generator {module}.{attribute}"
     return ""
+
+
+def _has_threads() -> bool:
+    """Return True if another thread runs. Wait for ended threads, which the system removes a little after `join`."""
+    limit = time.monotonic() + THREAD_END_S
+    while len(os.listdir("/proc/self/task")) > 1:
+        if threading.active_count() > 1 or time.monotonic() > limit:
+            return True
+        time.sleep(0.001)
+    return False
 
 
 def _children() -> list[int]:
