@@ -249,6 +249,7 @@ class TestOpenBLAS:
         assert script(OPENBLAS, case, **TWO) == ["True", "True", "False", "None", "True", "False", "7"]
 
     @FULL
+    @pytest.mark.skipif(PORTABLE, reason="threads are observed through /proc")
     @pytest.mark.parametrize(
         ("case", "environment", "enabled"),
         [
