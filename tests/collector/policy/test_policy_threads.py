@@ -23,6 +23,7 @@ from tests.support.backends import FULL
 from tests.support.collector_envs import cartpoles, kinds
 from tests.support.ctrl_c import interrupt_at_random
 from vecenv import DummyVectorEnv
+from vecenv.portability import PORTABLE
 
 torch = pytest.importorskip("torch")
 
@@ -222,7 +223,7 @@ def multiply() -> None:
 
 
 @FULL
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+@pytest.mark.skipif(PORTABLE or not Path("/proc/self/task").exists(), reason="needs Linux")
 class TestOpenMP:
     def test_threads_that_learning_left_spinning_end_before_the_policy_runs(self) -> None:
         def learn_and_collect() -> tuple[int, set[int]]:
