@@ -261,9 +261,11 @@ def descriptors() -> dict[int, str]:
         except OSError:  # the descriptor of listdir itself
             continue
     if not sys.modules.keys().isdisjoint(("ray", "pygame")):
-        table = "".join(Path(f"/proc/self/net/{name}").read_text() for name in ("tcp", "tcp6", "netlink"))
-        inodes = {line.split()[9] for line in table.splitlines()}
-        found = {fd: f"network {name}" if name[8:-1] in inodes else name for fd, name in found.items()}
+        # A table of TCP would lack sockets that Ray has not connected. vecenv has only Unix sockets.
+        own = {line.split()[6] for line in Path("/proc/self/net/unix").read_text().splitlines()}
+        for fd, name in found.items():
+            if name.startswith("socket:") and name[8:-1] not in own:
+                found[fd] = f"network {name}"
     return found
 
 
