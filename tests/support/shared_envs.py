@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gymnasium
@@ -65,10 +65,7 @@ class Transformed(gymnasium.Wrapper):
 
 class Chain:
     def __init__(self, *parts: Any) -> None:
-        self.parts = parts
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.parts)
+        self.transforms = list(parts)
 
 
 def counted(env_id: int = 0, length: int = 5, width: int = 2) -> gymnasium.Env:

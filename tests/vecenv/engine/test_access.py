@@ -197,6 +197,42 @@ def test_what_is_no_wrapper_is_passed_by(kind):
         assert venv.get_env_attr("seeded") == [5, 6]
 
 
+class Matrix:
+    """Matrix whose numbers cannot be iterated, as a tensor of torch or a rotation of scipy."""
+
+    def __iter__(self):
+        raise TypeError("iteration over a number")
+
+
+class UsesOurNames(CountingEnv):
+    """Env with own attributes under the names that vecenv looks for, and a `__getattr__` that raises KeyError."""
+
+    def __init__(self, transform):
+        super().__init__()
+        self.transform = transform
+
+    def __getattr__(self, name):
+        return {"speed": 3}[name]
+
+    @property
+    def frozen(self):
+        raise RuntimeError("not before the first reset")
+
+    reward_range = update_running_mean = frozen
+
+
+@pytest.mark.parametrize(
+    "transform", [Matrix(), iter([1, 2]), "text", np.eye(2)], ids=lambda value: type(value).__name__
+)
+def test_an_env_may_use_every_name_for_something_else(transform):
+    with DummyVectorEnv([lambda: gymnasium.wrappers.OrderEnforcing(UsesOurNames(transform))]) as venv:
+        assert not hasattr(venv, "reward_range")
+        venv.seed(4)
+        assert (venv.get_env_attr("seeded"), venv.get_env_attr("speed")) == ([4], [3])
+        if transform.__class__.__name__ == "list_iterator":
+            assert list(transform) == [1, 2]
+
+
 class Named(CountingEnv):
     metadata = {"render_modes": ["rgb_array"], "name": "named"}
     reward_range = (-1, 1)

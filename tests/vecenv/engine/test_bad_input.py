@@ -47,7 +47,7 @@ class TestConstructors:
         with pytest.raises(error, match=text):
             DummyVectorEnv(env_fns)
 
-    @pytest.mark.parametrize("name", ["observation_space", "action_space", "metadata", "spec", "reward_range"])
+    @pytest.mark.parametrize("name", ["observation_space", "action_space", "metadata", "spec"])
     def test_an_env_that_cannot_say_what_it_is(self, name):
         def refuse(env):
             raise LookupError("not known yet")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -16,6 +17,13 @@ import numpy as np
 
 def is_env(value: Any) -> bool:
     return callable(getattr(value, "step", None)) and callable(getattr(value, "reset", None))
+
+
+def optional(env: Any, name: str) -> Any:
+    """Return an attribute that gymnasium's envs lack, or None, also if the env's property or `__getattr__` raises."""
+    with suppress(Exception):
+        return getattr(env, name, None)
+    return None
 
 
 def layers(env: Any) -> list[Any]:
@@ -33,7 +41,16 @@ def layers(env: Any) -> list[Any]:
 
 
 def parts(env: Any) -> list[Any]:
-    return [part for layer in layers(env) for part in (layer, *_transforms_of(getattr(layer, "transform", None)))]
+    return [part for layer in layers(env) for part in (layer, *_transforms_of(_vars(layer).get("transform")))]
+
+
+def _transforms_of(transform: Any) -> list[Any]:
+    """Return the parts of a chain, which is an object with a list `transforms`, or [transform].
+
+    Nothing else is iterated, because an env may use the name `transform` for a matrix or a generator.
+    """
+    chain = _vars(transform).get("transforms")
+    return [part for each in chain for part in _transforms_of(each)] if isinstance(chain, list) else [transform]
 
 
 def learning(env: Any) -> tuple[str, ...]:
@@ -41,16 +58,8 @@ def learning(env: Any) -> tuple[str, ...]:
     return tuple(
         type(part).__name__
         for part in parts(env)
-        if (getattr(part, "frozen", None) is False and callable(getattr(part, "freeze", None)))
-        or getattr(part, "update_running_mean", None) is True
+        if (_has(part, "freeze") and optional(part, "frozen") is False) or optional(part, "update_running_mean") is True
     )
-
-
-def _transforms_of(transform: Any) -> list[Any]:
-    iterable = hasattr(transform, "__iter__") or hasattr(transform, "__getitem__")
-    if not iterable or isinstance(transform, (str, bytes, np.ndarray)):
-        return [transform]
-    return [part for each in transform for part in _transforms_of(each)]
 
 
 RENDER_PATIENCE = 5.0
@@ -115,7 +124,7 @@ def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def seed_env(env: Any, seed: int) -> bool:
     """Seed the action space, and the env if a layer has `seed`. Return True if a reset must seed the env."""
-    own_seed = next((layer.seed for layer in layers(env) if callable(getattr(layer, "seed", None))), None)
+    own_seed = next(filter(callable, (optional(layer, "seed") for layer in layers(env))), None)
     if own_seed is not None:
         own_seed(seed)
     action_space = getattr(env, "action_space", None)

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.env_access import ENV_CALLS, is_env, learning
+from vecenv.backends.host.env_access import ENV_CALLS, is_env, learning, optional
 from vecenv.backends.host.failure import Failure, capture
 from vecenv.backends.host.forked_copy import copy_mark, end_copy
 from vecenv.backends.host.row_writer import (
@@ -310,9 +310,9 @@ def check_distinct(envs: Sequence[Any]) -> None:
 
 
 def report_of(env: Any) -> EnvReport:
-    *parts, reward_range = (getattr(env, name, None) for name in ATTRIBUTES)
-    if reward_range is None:
-        reward_range = getattr(getattr(env, "unwrapped", None), "reward_range", None)
+    parts = [getattr(env, name, None) for name in ATTRIBUTES[:-1]]
+    ranges = (optional(each, "reward_range") for each in (env, getattr(env, "unwrapped", None)))
+    reward_range = next((each for each in ranges if each is not None), None)
     return make_report([*parts, reward_range, learning(env)])
 
 
