@@ -233,6 +233,38 @@ def test_an_env_may_use_every_name_for_something_else(transform):
             assert list(transform) == [1, 2]
 
 
+class Mailbox(CountingEnv):
+    """Env with properties that change the env, or work only after a reset."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.chosen = 0, None
+
+    @property
+    def mail(self):
+        self.read += 1
+        return self.read
+
+    @property
+    def level(self):
+        if self.chosen is None:
+            raise RuntimeError("no level was chosen")
+        return self.chosen
+
+    @level.setter
+    def level(self, value):
+        self.chosen = value
+
+
+@dummy_and_custom
+def test_a_property_is_read_once_by_a_get_and_not_by_a_set(backend):
+    with backend([Mailbox, Mailbox]) as venv:
+        assert venv.get_env_attr("mail") == [1, 1]
+        assert venv.get_env_attr("mail", 1) == [2]
+        venv.set_env_attr("level", 5)
+        assert venv.get_env_attr("level") == [5, 5]
+
+
 class Named(CountingEnv):
     metadata = {"render_modes": ["rgb_array"], "name": "named"}
     reward_range = (-1, 1)

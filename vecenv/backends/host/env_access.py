@@ -79,8 +79,8 @@ def find_attr(env: Any, name: str) -> Any:
     for layer in layers(env):
         if _has_rules(layer, "get_wrapper_attr"):
             return layer.get_wrapper_attr(name)
-        if hasattr(layer, name):
-            return getattr(layer, name)
+        with suppress(AttributeError):
+            return getattr(layer, name)  # once, because a property may change the env
     innermost = layers(env)[-1]
     if hasattr(type(innermost), name):
         return getattr(innermost, name)  # a property that raised AttributeError raises again, with its own text
@@ -104,7 +104,7 @@ def set_attr(env: Any, name: str, value: Any) -> None:
         if _has_rules(layer, "set_wrapper_attr"):
             layer.set_wrapper_attr(name, value)
             return
-        if hasattr(layer, name) or layer is stack[-1]:
+        if layer is stack[-1] or hasattr(layer, name):
             setattr(layer, name, value)
             return
 
