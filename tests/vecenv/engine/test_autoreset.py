@@ -4,6 +4,7 @@
 """
 
 import pickle
+from collections import Counter
 
 import gymnasium
 import numpy as np
@@ -58,10 +59,11 @@ class ReusesItsArrays(gymnasium.Env):
 
     def __init__(self):
         self.own, self.seen = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        self.counts = Counter(steps=0, own=self.own)
 
     def _now(self, t):
-        self.own[:] = self.seen[:] = t
-        return (self.seen,), {"own": self.own}
+        self.own[:] = self.seen[:] = self.counts["steps"] = t
+        return (self.seen,), {"own": self.own, "counts": self.counts}
 
     def reset(self, *, seed=None, options=None):
         return self._now(0)
@@ -149,6 +151,8 @@ def test_final_infos_and_objects_are_apart_from_what_the_env_writes_over(backend
         venv.reset()
         obs, _, _, _, info = venv.step([0], autoreset=True)
         assert info[0]["final_info"]["own"].tolist() == [1]
+        assert info[0]["final_info"]["counts"] == Counter(steps=1, own=np.array([1]))
+        assert info[0]["counts"] == Counter(steps=0, own=np.array([0]))
         assert [value.tolist() for value in info[0]["final_obs"]] == [[1]]
         assert [value.tolist() for value in obs[0]] == [[0]]
 

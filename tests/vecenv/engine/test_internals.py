@@ -5,7 +5,7 @@ import pickle
 import select
 import socket
 import threading
-from collections import deque, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from concurrent.futures import Future
 from contextlib import closing
 
@@ -170,6 +170,31 @@ def test_own_containers_are_of_the_same_kind_and_size():
     array[0] = 5
     assert [copy.tolist() for copy in (listed[0], inner, named.x)] == [[0]] * 3
     assert type(named) is Pair
+
+
+class Frozen(dict):
+    """Dict of a user, which refuses changes."""
+
+    def __setitem__(self, key, value):
+        raise TypeError("frozen")
+
+    def __reduce__(self):
+        return Frozen, (dict(self),)
+
+
+class Uncopied(list):
+    def __reduce__(self):
+        raise TypeError("no copies")
+
+
+def test_containers_of_subclasses_keep_their_class_and_cannot_fail():
+    array, record, uncopied = np.zeros(1), np.zeros(1, [("x", float)]), Uncopied()
+    values = [Frozen(x=array), OrderedDict(x=array), defaultdict(list, x=array), Counter(x=array), record[0], uncopied]
+    copies = copy_containers(dict(enumerate(values))).values()
+    array[0] = record["x"][0] = 5
+    assert list(map(type, copies)) == list(map(type, values))
+    assert [copy["x"] for copy in copies if copy is not uncopied] == [0] * 5
+    assert any(copy is uncopied for copy in copies)
 
 
 class TestChannel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -311,17 +311,29 @@ def _copy_arrays(value: Any) -> Any:
         return _copy_dict(value)
     if isinstance(value, np.ndarray):
         return value.copy()
-    if value.__class__ is OrderedDict:
-        return OrderedDict((key, _copy_arrays(child)) for key, child in value.items())
-    if value.__class__ is defaultdict:
-        return defaultdict(value.default_factory, ((key, _copy_arrays(child)) for key, child in value.items()))
     if value.__class__ in (list, tuple):
         return value.__class__(_copy_arrays(child) for child in value)
     if isinstance(value, tuple) and hasattr(value, "_make"):  # a namedtuple
         return value._make(map(_copy_arrays, value))
-    if value.__class__ is deque:
-        return deque((_copy_arrays(child) for child in value), value.maxlen)
-    return copy.copy(value) if value.__class__ in (set, bytearray) else value
+    base = next((base for base in CONTAINERS if isinstance(value, base)), None)
+    return value if base is None else _copy_container(value, base)
+
+
+CONTAINERS: Any = (dict, list, deque, set, bytearray, np.void)
+
+
+def _copy_container(value: Any, base: Any) -> Any:
+    """Copy an object of a subclass of `base`, for example an OrderedDict, with methods of `base` that users replace."""
+    try:
+        copied = copy.copy(value)
+        if copied.__class__ is value.__class__ and base in (dict, list, deque):
+            for place in list(base.keys(copied)) if base is dict else range(len(copied)):
+                base.__setitem__(copied, place, _copy_arrays(base.__getitem__(copied, place)))
+        return copied
+    except RecursionError:
+        raise
+    except Exception:  # a class of the user that cannot be copied
+        return value
 
 
 def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
