@@ -207,12 +207,12 @@ def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, 
         mask = np.asarray(reset)
     except ValueError:
         raise TypeError(f"reset= must be ids or a mask, got {reset!r}") from None
-    if mask.dtype == np.bool_ and mask.shape == (n,):
+    if mask.dtype == np.bool_ and mask.shape == (n,) and not isinstance(reset, np.ma.MaskedArray):
         chosen = mask.nonzero()[0]
         if ids is None:
             return mask, chosen.tolist()
     else:
-        chosen = as_ids(mask, n) if mask.size else mask
+        chosen = as_ids(reset, n) if mask.size else mask
     if chosen.size == 0:
         return np.zeros(n if ids is None else len(ids), dtype=np.bool_), []
     asked = np.arange(n) if ids is None else ids

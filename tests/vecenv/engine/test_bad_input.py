@@ -167,6 +167,10 @@ CALLS = {
     "autoreset of all": (lambda v: v.step([0], [1], autoreset=np.arange(3)), ValueError, "3 seeds in autoreset for 1"),
     "autoreset with rows": (lambda v: v.step([0] * 3, autoreset=np.zeros((3, 1), int)), ValueError, r"got \[0\]"),
     "masked ids": (lambda v: v.reset(np.ma.masked_array([0, 1], [1, 0])), TypeError, "must not be a masked array"),
+    "masked reset=": (
+        lambda v: v.step([0] * 3, reset=np.ma.masked_array([True] * 3, [1, 0, 0])), TypeError, "must not be a masked"
+    ),
+    "bools among reset=": (lambda v: v.step([0] * 3, reset=[True, 0]), TypeError, r"integers, got \[True, 0\]"),
     "ragged reset=": (lambda v: v.step([0] * 3, reset=[0, [1]]), TypeError, "reset= must be ids or a mask"),
     "bytes as seeds": (lambda v: v.reset(seed=bytearray(b"abc")), ValueError, "integer, got bytearray"),
     "a number as states": (lambda v: v.set_state(1), TypeError, "a list with one state per env, got 1"),
