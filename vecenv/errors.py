@@ -107,6 +107,10 @@ class VectorEnvError(RuntimeError):
     """True if the env only shares a worker with the env that failed."""
 
 
+def is_bystander(error: BaseException) -> bool:
+    return isinstance(error, VectorEnvError) and error.bystander
+
+
 class EnvStepError(VectorEnvError):
     """An env raised SystemExit, or an exception that cannot be pickled. The message has the class and text."""
 

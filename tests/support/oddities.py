@@ -188,6 +188,13 @@ class NoAttributes(Exception):
         raise AttributeError(f"cannot set {name}")
 
 
+class LooksUpAttributes(Exception):
+    """Exception whose `__getattr__` raises KeyError, as if its attributes were the fields of an answer."""
+
+    def __getattr__(self, name: str) -> Any:
+        return {"status": 404}[name]
+
+
 class RaisesWhenRebuilt(Exception):
     def __reduce__(self) -> Any:
         return _break_elsewhere, (os.getpid(), "raise")

@@ -17,7 +17,7 @@ from vecenv.backends.host.failure import Failure, add_note, died_failure
 from vecenv.backends.host.row_writer import Extra, Final
 from vecenv.backends.ipc import opcodes
 from vecenv.engine.mark import Mark
-from vecenv.errors import VectorEnvError
+from vecenv.errors import VectorEnvError, is_bystander
 
 WINDOW = 60.0
 logger = logging.getLogger("vecenv")
@@ -156,7 +156,7 @@ class Recovery:
                 self.errors[i] = self.exception_of(failure)
                 if not failure.stepped:
                     self.restore_observations([i])
-                free = self.absorbs and getattr(self.errors[i], "bystander", False)
+                free = self.absorbs and is_bystander(self.errors[i])
                 if i in resets and (not failure.began or free or self._may_absorb(i)):
                     extra = self._retry_reset(i, resets[i])
                 elif i not in resets and (free or self._may_absorb(i)):

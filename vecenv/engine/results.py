@@ -18,7 +18,7 @@ from vecenv.backends.host.row_writer import NO_EXTRA, Extra, Final, wrong_reward
 from vecenv.backends.memory.arena import Arena, Layout, ObjectLeaf
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.status import EnvStatus
-from vecenv.errors import Partial
+from vecenv.errors import Partial, is_bystander
 
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
@@ -187,7 +187,7 @@ class Results:
             others = Taken({i: extras[i] for i in good if i in extras}, infos)
             partial = Partial(np.array(good), *self.rows(np.array(good), good, others))
         errors = self._recovery.errors
-        first = min(failed, key=lambda i: (getattr(errors[i], "bystander", False), i))
+        first = min(failed, key=lambda i: (is_bystander(errors[i]), i))
         errors[first].partial = partial  # type: ignore[attr-defined]
         self._recovery.mark.is_set = False
         raise errors[first]

@@ -17,7 +17,7 @@ from tests.support import faulty, oddities
 from tests.support.faulty import BOOM, Counter, RaisesElsewhere, RaisesInInit, RaisesOnStep, counters
 from tests.support.ledger import Column, Ledger, N, columns, said
 from tests.support.oddities import Breaks
-from vecenv import DummyVectorEnv, EnvStepError, RemoteTraceback, ThreadVectorEnv
+from vecenv import DummyVectorEnv, EnvContractError, EnvStepError, RemoteTraceback, ThreadVectorEnv
 
 
 def check_error(error: BaseException, column: Column, env_id: int, op: str) -> None:
@@ -114,6 +114,8 @@ def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
         "holds 100 MB": (partial(oddities.HoldsHugeArray, "huge"), EnvStepError, "huge"),
         "text raises": (oddities.TextRaises, EnvStepError, "TextRaises"),
         "no attributes": (partial(oddities.NoAttributes, "bare"), EnvStepError, "NoAttributes: bare"),
+        "looks up attributes": (partial(oddities.LooksUpAttributes, "answer"), oddities.LooksUpAttributes, "answer"),
+        "no text of vecenv": (EnvContractError, EnvContractError, "env 1: "),
         "raises when rebuilt": (partial(oddities.RaisesWhenRebuilt, "x"), EnvStepError, "x"),
         "local class": (oddities.local_class, Exception, "from a function"),
         "KeyError": (partial(KeyError, "missing\nkey"), KeyError, "missing\\nkey"),

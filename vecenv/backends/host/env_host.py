@@ -272,7 +272,7 @@ def copy_actions(action: Any, k: int) -> list[Any]:
 def _located(error: BaseException, env_id: int) -> BaseException:
     if isinstance(error, EnvContractError) and error.env_id is None:
         error.env_id = env_id
-        error.args = (f"env {env_id}: {error.args[0]}",)
+        error.args = (f"env {env_id}: {error.args[0] if error.args else ''}",)
     elif isinstance(error, VectorEnvError) and error.env_id is None:
         error.env_id = env_id
     return error

@@ -71,8 +71,7 @@ def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
 
     Exceptions that end a program (SystemExit, ...) become EnvStepError.
     """
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    failure = Failure(env_id, op, type(error).__name__, _text(error), _shortened(trace))
+    failure = Failure(env_id, op, type(error).__name__, _text(error), _shortened(_trace(error)))
     if not isinstance(error, Exception):
         if local:
             failure.error = failure.as_step_error()
@@ -111,6 +110,13 @@ def _shortened(text: str) -> str:
     return text if len(text) <= TEXT_LIMIT else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
+def _trace(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # a `__getattr__` or property of the exception raises
+        return "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
+
+
 def _text(error: BaseException) -> str:
     try:
         return str(error)[:TEXT_LIMIT]
@@ -134,6 +140,6 @@ def _blob(error: Exception) -> bytes | None:
 
 def add_note(error: BaseException, note: str) -> None:
     """Add a note to an exception, if the class allows this."""
-    if note not in getattr(error, "__notes__", ()):
-        with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):
+        if note not in vars(error).setdefault("__notes__", []):  # the error's `__getattr__` may raise
             error.add_note(note)
