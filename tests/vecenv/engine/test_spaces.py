@@ -324,3 +324,17 @@ class TestValuesThatDoNotFit:
             with pytest.raises(ObservationError, match=text) as caught:
                 venv.step([0, 0])
             assert caught.value.partial.env_id.tolist() == [0]
+
+    @pytest.mark.parametrize(
+        ("given", "text"),
+        [
+            ({"a]": ((0,), 1, 2)}, r"obs['a]'] is a tuple of 3"),
+            ({"b": 1}, "obs has the wrong keys"),
+            (3, "obs is a int"),
+        ],
+    )
+    def test_an_error_names_the_part_also_where_its_first_part_is_nested(self, given, text):
+        space = spaces.Dict({"a]": spaces.Tuple([spaces.Tuple([spaces.Discrete(3)]), spaces.Discrete(3)])})
+        with DummyVectorEnv(playing(space, [given])) as venv, pytest.raises(ObservationError) as caught:
+            venv.reset()
+        assert str(caught.value).startswith(f"env 0: {text}")

@@ -364,8 +364,8 @@ def _convert_info(op: str, info: Any) -> dict[str, Any]:
 
 def _path(tree: Any) -> str:
     """Return the path of a dict or tuple, for example `obs['a']` if its first leaf is `obs['a'][0]`."""
-    leaf = next(iter(nest.leaves(tree)), None)
-    return "obs" if leaf is None else str(leaf.path).rpartition("[")[0] or "obs"
+    below, leaf = next(nest.items(tree), ((), None))
+    return "obs" if leaf is None else str(leaf.path).removesuffix("".join(f"[{key!r}]" for key in below))
 
 
 def _expected(leaf: Leaf) -> str:
