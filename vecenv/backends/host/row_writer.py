@@ -188,7 +188,19 @@ def _object_put(own: Any, keep: Keep | None) -> Put:
     def put(obs: Any, objects: Any) -> None:
         objects.append(obs if keep is None or obs.__class__ in IMMUTABLE_TYPES else keep(obs))
 
-    return put_array if isinstance(own, Leaf) else put
+    def put_tree(obs: Any, objects: Any) -> None:
+        parts: list[Any] = []
+        put_parts(obs, parts)
+        parts = [part[()] if part.__class__ is np.ndarray else part for part in parts]  # scalars
+        objects.append(tuple(parts) if isinstance(own, tuple) else dict(zip(own, parts, strict=True)))
+
+    if isinstance(own, dict):
+        put_parts = _dict_put({key: _object_put(child, keep) for key, child in own.items()}, own)
+    elif isinstance(own, tuple):
+        put_parts = _tuple_put([_object_put(child, keep) for child in own], own)
+    else:
+        return put_array if isinstance(own, Leaf) else put
+    return put_tree
 
 
 def _dict_put(children: dict[Any, Put], own: Any) -> Put:
@@ -253,7 +265,7 @@ def is_exact(obs: Any, tree: Any, layout: Any) -> bool:
     `tree`: leaves of the env's space. `layout`: leaves of the batch.
     """
     if isinstance(layout, ObjectLeaf):
-        return not isinstance(tree, Leaf)
+        return isinstance(tree, ObjectLeaf)
     if isinstance(tree, dict):
         same_keys = obs.__class__ is dict and list(obs) == list(tree)
         return same_keys and all(is_exact(obs[key], child, layout[key]) for key, child in tree.items())
