@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.memory.arena import Arena, Layout, Leaf, ObjectLeaf, space_tree
 from vecenv.errors import EnvContractError, ObservationError
@@ -112,7 +112,10 @@ class RowWriter:
         """Copy the last result of env j, because the reset overwrites the row, and the env may change its objects."""
         for obs, final in self._obs_and_final:
             final[j] = obs[j]
-        returned = None if is_exact(last, self._trees[j], self._layout) else copy_if_possible(last)
+        returned = None
+        if not is_exact(last, self._trees[j], self._layout):
+            with suppress(Exception):  # an object that cannot be copied could change in the reset, so the row is used
+                returned = copy.deepcopy(last)
         return Final(copy.deepcopy(extra.objects), copy_containers(extra.info or {}), returned)
 
     def restore(self, j: int) -> None:
