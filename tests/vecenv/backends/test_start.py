@@ -275,6 +275,23 @@ def test_workers_know_what_the_program_has_set_up(context: str, monkeypatch: pyt
             assert venv.call("variable", "VECENV_TEST") == [value]
 
 
+@pytest.mark.parametrize("context", ["forkserver", *full(["spawn", "fork"])])
+@fork_may_warn
+def test_a_worker_starts_again_though_the_working_directory_was_removed(
+    context: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ShmemVectorEnv(counters(2), context=context) as venv:
+        first = pids(venv)
+        gone_folder = tmp_path / "gone"
+        gone_folder.mkdir()
+        monkeypatch.chdir(gone_folder)
+        gone_folder.rmdir()
+        os.kill(first[0], signal.SIGKILL)
+        wait_until(lambda: not venv.alive()[0])
+        assert venv.reset()[0].shape == (2, 4)
+        assert first[0] not in pids(venv)
+
+
 @pytest.fixture
 def busy_threads() -> Iterator[None]:
     """Run a few threads that compute, print and take locks, as a learner does."""

@@ -118,14 +118,16 @@ def search_path() -> list[str]:
 
 
 def _preparation(name: str) -> dict[str, Any]:
-    return {
+    preparation = {
         "name": name,
         "authkey": process.current_process().authkey,
         "sys_path": search_path(),
         "sys_argv": sys.argv,
         "orig_dir": _process.ORIGINAL_DIR,
-        "dir": os.getcwd(),
     }
+    with suppress(FileNotFoundError):  # the working directory was removed
+        preparation["dir"] = os.getcwd()
+    return preparation
 
 
 def _pickled(popen: Any, process_object: process.BaseProcess, most_fds: float = math.inf) -> bytes:
