@@ -22,7 +22,8 @@ class Actions:
 
     def __init__(self, layout: Any, spaces: Sequence[Any], takes_objects: bool, checks: bool) -> None:
         self._layout, self._spaces, self._takes_objects, self._checks = layout, spaces, takes_objects, checks
-        self._form = merge_trees([space_tree(space, "action") for space in spaces], "action")
+        self._trees = [space_tree(space, "action") for space in spaces]
+        self._form = merge_trees(self._trees, "action")
         self.casts = True
 
     def batch(self, action: Any, ids: Sequence[int], resets: np.ndarray | None) -> Any:
@@ -34,6 +35,8 @@ class Actions:
         if self._layout is None and is_tree_of_batches(action, self._form):
             action = _rows_of_tree(action, ids, self._form)
         batch = batch_actions(action, ids, self._layout) if casts or self._checks else None
+        if batch is not None and self._layout is None:
+            batch = [_cast_numbers(row, self._trees[i], i) for i, row in zip(ids, batch, strict=True)]
         if self._checks:
             self._check(batch, ids, resets)
         return batch if casts else uncast_actions(action, ids, self._layout)
@@ -144,6 +147,17 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
             )
         return list(array) if cast is None else cast
     return array
+
+
+def _cast_numbers(action: Any, tree: Any, env_id: int) -> Any:
+    """Return an env's action with the dtypes of `tree`, if the action has the structure of `tree`."""
+    if isinstance(tree, Leaf):
+        return _array([action], [env_id], tree)[0]
+    if isinstance(tree, ObjectLeaf) or not _has_form(action, tree):
+        return action
+    if isinstance(tree, dict):
+        return {key: _cast_numbers(action[key], child, env_id) for key, child in tree.items()}
+    return tuple(_cast_numbers(part, child, env_id) for part, child in zip(action, tree, strict=True))
 
 
 def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:

@@ -143,6 +143,31 @@ class TestConversion:
                 venv.step(nest.map(lambda part: part[1:], batch), [1])
                 assert venv.get_env_attr("actions") == [[one[0]], [one[1]] * 2]
 
+    @pytest.mark.parametrize(
+        ("env_spaces", "batch", "wrong"),
+        [
+            (
+                [spaces.Dict({"x": BOX, "go": DISCRETE, "say": spaces.Text(5)})] * 2,
+                {"x": np.zeros((2, 2)), "go": [1.0, 2], "say": ["a", "b"]},
+                [{"x": np.zeros((2, 3))}, {"go": [0.5, 1]}],
+            ),
+            ([DISCRETE, spaces.Tuple([BOX])], [1.0, ([0, 0],)], [[1, ([0],)], [0.5, ([0, 0],)]]),
+        ],
+    )
+    def test_numbers_beside_texts_and_of_envs_that_differ_are_cast_and_checked_too(self, env_spaces, batch, wrong):
+        with DummyVectorEnv([lambda space=space: Records(space) for space in env_spaces]) as venv:
+            venv.reset()
+            venv.step(batch)
+            for change, error, text in zip(
+                wrong, (ValueError, TypeError), ("has the shape", "whole numbers"), strict=True
+            ):
+                with pytest.raises(error, match=text):
+                    venv.step({**batch, **change} if isinstance(batch, dict) else change)
+            for (action,), space in zip(venv.get_env_attr("actions"), env_spaces, strict=True):
+                assert space.contains(action)
+                kinds = {part.dtype.name for part in nest.leaves(action) if not isinstance(part, str)}
+                assert kinds <= {"float32", "int64"}
+
     def test_check_actions_looks_at_the_value_not_at_the_type(self):
         with DummyVectorEnv([lambda: Records(BOX)] * N, check_actions=True) as venv:
             venv.reset()
