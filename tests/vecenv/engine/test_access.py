@@ -265,6 +265,22 @@ def test_a_property_is_read_once_by_a_get_and_not_by_a_set(backend):
         assert venv.get_env_attr("level") == [5, 5]
 
 
+class Forwards(gymnasium.Wrapper):
+    """Wrapper that finds the env's attributes, as all wrappers did before gymnasium 1.0."""
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+
+def test_an_attribute_is_set_behind_a_wrapper_that_forwards_it():
+    with DummyVectorEnv([lambda: Forwards(Layer(Forwards(Inner(0))))]) as venv:
+        for name, value in {"inner": 1, "outer": 2, "both": 3}.items():
+            venv.set_env_attr(name, value)
+            assert venv.get_env_attr(name) == [value]
+        layer, innermost = venv.envs[0].env, venv.envs[0].unwrapped
+        assert (layer.outer, layer.both, innermost.both, innermost.inner) == (2, 3, "the env's", 1)
+
+
 class Named(CountingEnv):
     metadata = {"render_modes": ["rgb_array"], "name": "named"}
     reward_range = (-1, 1)

@@ -104,7 +104,8 @@ def set_attr(env: Any, name: str, value: Any) -> None:
         if _has_rules(layer, "set_wrapper_attr"):
             layer.set_wrapper_attr(name, value)
             return
-        if layer is stack[-1] or hasattr(layer, name):
+        # An attribute that a wrapper's `__getattr__` forwards belongs to a layer inside.
+        if layer is stack[-1] or name in _vars(layer) or hasattr(type(layer), name):
             setattr(layer, name, value)
             return
 
