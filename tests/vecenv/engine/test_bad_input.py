@@ -4,6 +4,8 @@ Tests use DummyVectorEnv, or ShmemVectorEnv if a value would be sent.
 """
 
 import re
+from decimal import Decimal
+from fractions import Fraction
 from types import MappingProxyType
 
 import gymnasium
@@ -252,6 +254,8 @@ STEPS = {
     "one value": (lambda o, r, te, tr, i: o, r"step\(\) returned a ndarray, expected 5"),
     "info is no dict": (lambda o, r, te, tr, i: (o, r, te, tr, None), "an info of type NoneType, expected a dict"),
     "reward None": (lambda o, r, te, tr, i: (o, None, te, tr, i), r"the reward None, expected a number or a vector"),
+    "reward text": (lambda o, r, te, tr, i: (o, "1", te, tr, i), r"the reward '1', expected a number or a vector"),
+    "reward complex": (lambda o, r, te, tr, i: (o, 1j, te, tr, i), r"the reward 1j, expected a number or a vector"),
     "reward ragged": (lambda o, r, te, tr, i: (o, [[1], [1, 2]], te, tr, i), r"the reward \[\[1\], \[1, 2\]\]"),
     "truncated 2": (lambda o, r, te, tr, i: (o, r, te, 2, i), "truncated=2 of type int, expected a bool"),
     "terminated array": (lambda o, r, te, tr, i: (o, r, np.array([True, False]), tr, i), "terminated=array"),
@@ -272,6 +276,8 @@ ALLOWED = {
     "flags as arrays": lambda o, r, te, tr, i: (o, r, np.array(te), np.array([tr]), i),
     "flags as arrays of floats": lambda o, r, te, tr, i: (o, r, np.array(-0.0), np.array([tr], np.float16), i),
     "an info that is a mapping": lambda o, r, te, tr, i: (o, r, te, tr, MappingProxyType(i)),
+    "a reward that is a Fraction": lambda o, r, te, tr, i: (o, Fraction(r), te, tr, i),
+    "a reward that is a Decimal": lambda o, r, te, tr, i: (o, Decimal(r), te, tr, i),
     "NaN as reward": lambda o, r, te, tr, i: (o, NAN, te, tr, i),
     "true as int": lambda o, r, te, tr, i: (o, r, 1, 1, i),
     "true as floats": lambda o, r, te, tr, i: (o, r, 1.0, np.float32(1), i),

@@ -149,6 +149,9 @@ def convert_reward(reward: Any) -> tuple[float, np.ndarray | None]:
         array = np.asarray(reward)
     except Exception:  # ragged, or an unreadable tensor
         array = np.asarray(None)
+    if array.dtype == object and hasattr(type(reward), "__float__") and not isinstance(reward, np.ndarray):
+        with suppress(Exception):
+            array = np.asarray(float(reward))  # a Decimal or Fraction
     if array.dtype.kind not in "biuf":
         raise EnvContractError(f"step() returned the reward {_short(reward)}, expected a number or a vector of numbers")
     if array.shape in ((), (1,)):
