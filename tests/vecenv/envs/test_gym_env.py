@@ -340,6 +340,7 @@ class TestInThreads:
             venv.reset()
             venv.step([0, 0])
             venv.render()
+            venv.call("render")
         assert not met.is_set()
 
     def test_envs_that_draw_otherwise_do_not_wait_for_each_other(self, monkeypatch):

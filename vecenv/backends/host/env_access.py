@@ -120,7 +120,9 @@ def wrapper_classes(env: Any) -> list[str]:
 
 def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     value = find_attr(env, name)
-    return value(*args, **kwargs) if callable(value) else value
+    if not callable(value):
+        return value
+    return render_in_turn(lambda: value(*args, **kwargs)) if name == "render" else value(*args, **kwargs)
 
 
 def seed_env(env: Any, seed: int) -> bool:
