@@ -233,6 +233,29 @@ def test_an_env_may_use_every_name_for_something_else(transform):
             assert list(transform) == [1, 2]
 
 
+class NotOfGymnasium:
+    """Env that is not a gymnasium.Env, and whose `__getattr__` raises KeyError."""
+
+    observation_space = action_space = spaces.Discrete(3)
+    metadata, spec = {}, None
+
+    def __getattr__(self, name):
+        return {"speed": 3}[name]
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return int(action), 0.0, False, False, {}
+
+
+def test_an_env_of_any_class_may_raise_any_error_for_an_unknown_name():
+    with DummyVectorEnv([NotOfGymnasium, NotOfGymnasium]) as venv:
+        venv.seed(4)
+        assert venv.step([1, 2])[0].tolist() == [1, 2]
+        assert venv.get_env_attr("speed") == [3, 3]
+
+
 class Mailbox(CountingEnv):
     """Env with properties that change the env, or work only after a reset."""
 

@@ -20,7 +20,7 @@ def is_env(value: Any) -> bool:
 
 
 def optional(env: Any, name: str) -> Any:
-    """Return an attribute that gymnasium's envs lack, or None, also if the env's property or `__getattr__` raises."""
+    """Return an attribute that an env may lack, or None, also if a property or `__getattr__` of the env raises."""
     with suppress(Exception):
         return getattr(env, name, None)
     return None
@@ -32,7 +32,7 @@ def layers(env: Any) -> list[Any]:
     A layer that is its own `unwrapped` is the innermost, even if it has an attribute `env`.
     """
     found = [env]
-    while getattr(found[-1], "unwrapped", None) is not found[-1]:
+    while optional(found[-1], "unwrapped") is not found[-1]:
         inner = _vars(found[-1]).get("env")
         if not is_env(inner) or any(inner is layer for layer in found):
             break

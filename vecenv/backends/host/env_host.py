@@ -228,7 +228,7 @@ class EnvHost:
         interrupt: BaseException | None = None
         for j, env in enumerate(self.envs):
             try:
-                if callable(getattr(env, "close", None)):
+                if callable(optional(env, "close")):
                     self._returned(env.close())
             except self._passes as error:  # raised after all envs are closed
                 interrupt = error
@@ -301,7 +301,8 @@ def check_single_agent(env: Any, origin: str) -> None:
 def check_distinct(envs: Sequence[Any]) -> None:
     seen: dict[int, int] = {}
     for i, env in enumerate(envs):
-        first = seen.setdefault(id(getattr(env, "unwrapped", env)), i)
+        inner = optional(env, "unwrapped")
+        first = seen.setdefault(id(env if inner is None else inner), i)
         if first != i:
             raise ValueError(
                 f"env_fns[{first}] and env_fns[{i}] returned the same env object; each must make a new one: "
@@ -311,7 +312,7 @@ def check_distinct(envs: Sequence[Any]) -> None:
 
 def report_of(env: Any) -> EnvReport:
     parts = [getattr(env, name, None) for name in ATTRIBUTES[:-1]]
-    ranges = (optional(each, "reward_range") for each in (env, getattr(env, "unwrapped", None)))
+    ranges = (optional(each, "reward_range") for each in (env, optional(env, "unwrapped")))
     reward_range = next((each for each in ranges if each is not None), None)
     return make_report([*parts, reward_range, learning(env)])
 
