@@ -195,6 +195,7 @@ class Recovery:
                 return extra
             self.errors[i] = self.exception_of(extra.failure)
             if not self._may_absorb(i):
+                self.restore_observations([i])
                 return extra
 
     def _try_reset(self, i: int, args: Mapping[int, Any]) -> Extra:

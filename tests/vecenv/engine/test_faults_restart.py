@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import pytest
 from gymnasium import spaces
 
@@ -25,7 +27,7 @@ from tests.support.faulty import (
 )
 from tests.support.ledger import STARTED, Column, N, block_of, columns, kill, pids, said, wait_until
 from tests.support.oddities import Breaks
-from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, ThreadVectorEnv, WorkerDiedError
+from vecenv import DummyVectorEnv, ObservationError, RayVectorEnv, ShmemVectorEnv, ThreadVectorEnv, WorkerDiedError
 from vecenv.engine import recovery
 
 backend = and_ray(BACKENDS)
@@ -82,6 +84,44 @@ def test_the_row_of_a_failure_is_the_last_one_whole_also_where_the_next_was_writ
             assert not terminated.any()
         obs, _ = venv.reset([1])
         assert obs["first"][0, 2] == obs["second"][0] == 0
+
+
+class RefusesToReset(gymnasium.Env):
+    """Env that counts its steps. If a file exists, the second part of the first observation does not fit."""
+
+    action_space = spaces.Discrete(9)
+    observation_space = spaces.Dict({"first": spaces.Discrete(9), "second": spaces.Discrete(9)})
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.t, self.pid = file, 0, os.getpid()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return {"first": 7, "second": "x" if self.file.exists() else 0}, {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return {"first": self.t, "second": self.t}, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_the_row_after_a_reset_that_failed_too_often_is_that_of_the_last_step(
+    backend: Any, dies: bool, tmp_path: Path
+) -> None:
+    if dies and backend in (DummyVectorEnv, ThreadVectorEnv):
+        pytest.skip("its envs are in this process")
+    files = [tmp_path / "a", tmp_path / "b"]
+    with backend([partial(RefusesToReset, file) for file in files], num_workers=2, on_error="restart") as venv:
+        venv.reset()
+        venv.step([0, 0])
+        files[1].touch()
+        if dies:
+            kill(pids(venv)[1])
+        with pytest.raises(ObservationError, match=r"env 1: obs\['second'\] is"):
+            venv.reset([1])
+        obs, _, _, truncated, _ = venv.step([0, 0])
+        assert (obs["first"].tolist(), obs["second"].tolist()) == ([2, 1], [2, 1])
+        assert truncated.tolist() == [False, True]
 
 
 @pytest.mark.parametrize("end", [None, "SIGKILL"])
