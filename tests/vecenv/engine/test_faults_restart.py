@@ -124,6 +124,34 @@ def test_the_row_after_a_reset_that_failed_too_often_is_that_of_the_last_step(
         assert truncated.tolist() == [False, True]
 
 
+class ChangesItsSpace(RefusesToReset):
+    """Env with other keys if the file exists when the env is made."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file)
+        self.key = "other" if file.exists() else "second"
+        self.observation_space = spaces.Dict({"first": spaces.Discrete(9), self.key: spaces.Discrete(9)})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"first": 7, self.key: 0}, {}
+
+
+def test_an_env_of_a_new_worker_must_keep_to_the_space_of_the_first(backend: Any, tmp_path: Path) -> None:
+    if backend in (DummyVectorEnv, ThreadVectorEnv):
+        pytest.skip("its envs are in this process")
+    files = [tmp_path / "a", tmp_path / "b"]
+    with backend([partial(ChangesItsSpace, file) for file in files], num_workers=2) as venv:
+        venv.reset()
+        for _ in range(2):
+            files[1].touch()
+            kill(pids(venv)[1])
+            with pytest.raises(ObservationError, match=r"missing \['second'\], not in the space \['other'\]"):
+                venv.reset([1])
+            files[1].unlink()
+            kill(pids(venv)[1])
+            assert venv.reset([1])[0]["second"].tolist() == [0]
+
+
 @pytest.mark.parametrize("end", [None, "SIGKILL"])
 def test_with_autoreset_a_failed_env_is_reset_in_the_round_of_its_failure(backend: Any, end: str | None) -> None:
     if end is not None and backend in (DummyVectorEnv, ThreadVectorEnv):

@@ -12,7 +12,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.host.failure import Failure
-from vecenv.backends.memory.arena import Arena, Layout, Leaf, ObjectLeaf, space_tree
+from vecenv.backends.memory.arena import Arena, Layout, Leaf, ObjectLeaf, merge_trees, space_tree
 from vecenv.errors import EnvContractError, ObservationError
 
 Put = Callable[[Any, "list[Any] | None"], None]
@@ -75,7 +75,10 @@ class RowWriter:
         self._obs_and_final = list(zip(arrays, block.finals(), strict=True))
         self.copy_info: Keep = (lambda value: value) if keep is None else copy_containers
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
-        self._layout, self._trees = layout.obs, [space_tree(space, "obs") for space in spaces]
+        trees = [space_tree(space, "obs") for space in spaces]
+        # The env of a new worker may have a different space. Its observations must still fit the batch.
+        trees = [tree if merge_trees([layout.obs, tree], "obs") == layout.obs else layout.obs for tree in trees]
+        self._layout, self._trees = layout.obs, trees
         self._put = [
             _compile(layout.obs, tree, nest.take(block.obs, slice(j, j + 1)), keep)
             for j, tree in enumerate(self._trees)
