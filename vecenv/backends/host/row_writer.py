@@ -148,13 +148,11 @@ def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> Env
 
 def convert_reward(reward: Any) -> tuple[float, np.ndarray | None]:
     """Return (scalar, vector or `None`) for a reward that is not a plain number."""
+    is_number = hasattr(reward, "__float__") and not hasattr(reward, "__array__")  # for example a Decimal
     try:
-        array = np.asarray(reward)
+        array = np.asarray(float(reward) if is_number else reward)
     except Exception:  # ragged, or an unreadable tensor
         array = np.asarray(None)
-    if array.dtype == object and hasattr(type(reward), "__float__") and not isinstance(reward, np.ndarray):
-        with suppress(Exception):
-            array = np.asarray(float(reward))  # a Decimal or Fraction
     if array.dtype.kind not in "biuf":
         raise EnvContractError(f"step() returned the reward {_short(reward)}, expected a number or a vector of numbers")
     if array.shape in ((), (1,)):
@@ -200,8 +198,8 @@ def _object_put(own: Any, keep: Keep | None) -> Put:
     def put_tree(obs: Any, objects: Any) -> None:
         parts: list[Any] = []
         put_parts(obs, parts)
-        parts = [part[()] if part.__class__ is np.ndarray else part for part in parts]  # scalars
-        objects.append(tuple(parts) if isinstance(own, tuple) else dict(zip(own, parts, strict=True)))
+        scalars = (part[()] if part.__class__ is np.ndarray else part for part in parts)
+        objects.append(tuple(scalars) if isinstance(own, tuple) else dict(zip(own, scalars, strict=True)))
 
     if isinstance(own, dict):
         put_parts = _dict_put({key: _object_put(child, keep) for key, child in own.items()}, own)
@@ -328,6 +326,8 @@ def _copy_dict(value: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _copy_arrays(value: Any) -> Any:
+    if value.__class__ in IMMUTABLE_TYPES:
+        return value
     if value.__class__ is dict:
         return _copy_dict(value)
     if isinstance(value, np.ndarray):
@@ -336,25 +336,20 @@ def _copy_arrays(value: Any) -> Any:
         return value.__class__(_copy_arrays(child) for child in value)
     if isinstance(value, tuple) and hasattr(value, "_make"):  # a namedtuple
         return value._make(map(_copy_arrays, value))
-    base = next((base for base in CONTAINERS if isinstance(value, base)), None)
-    return value if base is None else _copy_container(value, base)
-
-
-CONTAINERS: Any = (dict, list, deque, set, bytearray, np.void)
-
-
-def _copy_container(value: Any, base: Any) -> Any:
-    """Copy an object of a subclass of `base`, for example an OrderedDict, with methods of `base` that users replace."""
+    base: Any = next((base for base in CONTAINERS if isinstance(value, base)), None)
     try:
-        copied = copy.copy(value)
-        if copied.__class__ is value.__class__ and base in (dict, list, deque):
-            for place in list(base.keys(copied)) if base is dict else range(len(copied)):
+        copied = value if base is None else copy.copy(value)
+        if base in (dict, list, deque):  # not the methods of the value, because a subclass may replace them
+            for place in list(base.keys(copied)) if base is dict else range(base.__len__(copied)):
                 base.__setitem__(copied, place, _copy_arrays(base.__getitem__(copied, place)))
         return copied
     except RecursionError:
         raise
-    except Exception:  # a class of the user that cannot be copied
+    except Exception:  # the class of the user allows no copies
         return value
+
+
+CONTAINERS = dict, list, deque, set, bytearray, np.void
 
 
 def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
