@@ -43,6 +43,7 @@ ACTIONS: dict[str, Any] = {
     "multi": spaces.MultiDiscrete([5, 6, 7]),
     "dict": spaces.Dict({"go": spaces.Discrete(5), "at": spaces.Box(-1, 1, (2,), np.float32)}),
     "tuple": spaces.Tuple((spaces.Discrete(5), spaces.Box(-1, 1, (2,), np.float32))),
+    "said": spaces.Tuple((spaces.Text(8), spaces.Box(-1, 1, (2,), np.float32))),
 }
 INFOS = {}, {"t": 1, "x": 0.5}, {"at": np.arange(3)}, {"deep": {"k": [1, "a"]}, "flag": np.bool_(True)}, {"s": "text"}
 
@@ -192,7 +193,7 @@ def number(value: Any) -> int:
         return sum((k + 1) * number(value[key]) for k, key in enumerate(sorted(value)))
     if isinstance(value, (tuple, list)):
         return sum((k + 1) * number(part) for k, part in enumerate(value))
-    flat = np.asarray(value, np.float64).ravel()
+    flat = np.asarray(len(value) if isinstance(value, str) else value, np.float64).ravel()
     return int(np.round((flat * 64).dot(np.arange(1, len(flat) + 1))))
 
 

@@ -32,11 +32,11 @@ class Actions:
         If `checks`, raise ValueError for an action outside its space, except for envs in the mask `resets`.
         """
         casts = self.casts or not self._takes_objects
-        if self._layout is None and is_tree_of_batches(action, self._form):
-            action = _rows_of_tree(action, ids, self._form)
+        if self._layout is None:
+            action = rows_of_objects(action, ids, self._form)
         batch = batch_actions(action, ids, self._layout) if casts or self._checks else None
         if batch is not None and self._layout is None:
-            batch = [_cast_numbers(row, self._trees[i], i) for i, row in zip(ids, batch, strict=True)]
+            batch = [cast_numbers(row, self._trees[i], i) for i, row in zip(ids, batch, strict=True)]
         if self._checks:
             self._check(batch, ids, resets)
         return batch if casts else uncast_actions(action, ids, self._layout)
@@ -149,15 +149,20 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
     return array
 
 
-def _cast_numbers(action: Any, tree: Any, env_id: int) -> Any:
+def rows_of_objects(action: Any, ids: Sequence[int], form: Any) -> Any:
+    """Return a list with an action per env if `action` is a tree of batches, else `action`."""
+    return _rows_of_tree(action, ids, form) if is_tree_of_batches(action, form) else action
+
+
+def cast_numbers(action: Any, tree: Any, env_id: int) -> Any:
     """Return an env's action with the dtypes of `tree`, if the action has the structure of `tree`."""
     if isinstance(tree, Leaf):
         return _array([action], [env_id], tree)[0]
     if isinstance(tree, ObjectLeaf) or not _has_form(action, tree):
         return action
     if isinstance(tree, dict):
-        return {key: _cast_numbers(action[key], child, env_id) for key, child in tree.items()}
-    return tuple(_cast_numbers(part, child, env_id) for part, child in zip(action, tree, strict=True))
+        return {key: cast_numbers(action[key], child, env_id) for key, child in tree.items()}
+    return tuple(cast_numbers(part, child, env_id) for part, child in zip(action, tree, strict=True))
 
 
 def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:

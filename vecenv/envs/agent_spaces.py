@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.backends.memory.arena import Leaf, space_tree
-from vecenv.engine.actions import batch_actions, is_sample
+from vecenv.engine.actions import batch_actions, cast_numbers, is_sample, rows_of_objects
 from vecenv.errors import EnvContractError
 
 MASK = "action_mask"
@@ -218,7 +218,8 @@ class AgentActions:
 def _batch_of_agent(batch: Any, asked: list[int], layout: Any, path: str) -> Any:
     try:
         if not is_arrays(layout):
-            return batch_actions(batch, asked, None)
+            rows = batch_actions(rows_of_objects(batch, asked, layout), asked, None)
+            return [cast_numbers(row, layout, i) for i, row in zip(asked, rows, strict=True)]
         is_nested = not isinstance(layout, Leaf)
         if is_nested and isinstance(batch, list) and all(is_sample(each, layout) for each in batch):
             by_env = batch_actions(batch, asked, layout)

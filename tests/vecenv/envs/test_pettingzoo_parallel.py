@@ -330,6 +330,28 @@ def test_tuples_of_batches_are_the_actions_of_a_tuple_space():
             venv.step({"cow_0": [0, 0], "cow_1": [0, 2], "cow_2": [0, 0]})
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_tuple_of_batches_may_have_parts_that_are_no_arrays(n):
+    class Speaks(Herd):
+        _act = {**Herd._act, "cow_1": spaces.Tuple([spaces.Text(5), spaces.Discrete(3)])}
+
+        def step(self, actions):
+            word, number = actions["cow_1"]
+            assert type(number) is np.int64
+            return super().step({**actions, "cow_1": 10 * len(word) + number})
+
+    with ParallelVectorEnv([Speaks] * n, "dummy") as venv:
+        venv.reset(seed=0)
+        zeros = [0] * n
+        rewards = venv.step({"cow_0": zeros, "cow_1": (["m", "mm"][:n], [1.0, 2.0][:n]), "cow_2": zeros})[1]
+        assert rewards["cow_1"].tolist() == [12, 23][:n]
+        rewards = venv.step({"cow_0": zeros, "cow_1": [("m", 1), ("mm", 2)][:n], "cow_2": zeros})[1]
+        assert rewards["cow_1"].tolist() == [12, 23][:n]
+        venv.reset()
+        with pytest.raises(TypeError, match=r"'cow_1'.*whole numbers"):
+            venv.step({"cow_0": zeros, "cow_1": (["m"] * n, [0.5] * n), "cow_2": zeros})
+
+
 def test_agents_may_be_given_and_named_by_anything_hashable():
     class Numbered(Herd):
         possible_agents = [("cow", 1), 7]
