@@ -105,7 +105,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         max_episode_steps: Truncate episodes at this length; default: the env's limit.
         on_error: "retry": a failed env's episode is retried alone. If all retries fail, the episode is skipped, and
             counts toward `max_failed`. "raise": the env's error ends the job. Whole episodes are kept.
-        retries: Number of retries per episode.
+        retries: Number of retries per episode. 0 means 1, because the failure of another env may interrupt an episode.
         max_failed: Maximum number of skipped episodes, earlier runs included. If more are skipped, the job fails.
         step_timeout: Seconds after which a hanging env counts as failed. Not for backend "dummy".
         shard_bytes: Commit episodes (write them to a shard) when they have this many bytes.

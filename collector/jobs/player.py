@@ -247,7 +247,7 @@ class Player:
 
     def _play_alone(self, number: int) -> Iterator[PlayedEpisodes]:
         reason = "its env failed"
-        for _ in range(self.job.retries):
+        for _ in range(count_retries(self.job)):
             self.progress.retried += 1
             plan = Plan(self.plan.job_seed, numbers=[number])
             try:
@@ -278,8 +278,13 @@ def give_up(job: Job, plan: Plan, progress: JobProgress, failed: dict[int, str])
         number = max(failed)
         raise JobFailedError(
             f"{len(plan.skipped)} episodes failed, and max_failed is {job.max_failed}; episode {number}, "
-            f"played {job.retries + 1} times, failed with {failed[number]}"
+            f"played {count_retries(job) + 1} times, failed with {failed[number]}"
         )
+
+
+def count_retries(job: Job) -> int:
+    """Return how often an episode is retried: at least once, because another env may have interrupted the episode."""
+    return max(1, job.retries)
 
 
 def is_env_error(error: BaseException) -> bool:

@@ -127,6 +127,7 @@ class Fuzz(Program):
         at=st.sampled_from(["step", "reset"]),
         shard_bytes=st.sampled_from([500, 3000, 2**20]),
         compress=st.booleans(),
+        retries=st.integers(0, 2),
     )
     def make(
         self, env_and_policy: tuple[str, str], most: int | None, every: int, how: str, at: str, **settings: Any

@@ -180,6 +180,15 @@ class TestFailures:
             assert_equal(episode, whole[episode.number])
         assert np.isfinite(data.returns).all()
 
+    @pytest.mark.parametrize("backend", ["dummy", pytest.param("shmem", marks=FULL)])
+    def test_without_retries_no_other_episode_is_skipped(
+        self, backend: str, uninterrupted: Path, tmp_path: Path
+    ) -> None:
+        changes = {**counting(every=13, at="reset"), "episodes": 40, "backend": backend, "retries": 0}
+        state = run_job(job(**changes), tmp_path / "a")
+        assert sorted(state.skipped) == [each.number for each in Dataset(uninterrupted) if each.seed % 13 == 0]
+        assert all("cannot be played" in reason for reason in state.skipped.values())
+
     def test_a_failure_that_does_not_come_again_costs_nothing(
         self, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
