@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code. Raise SystemExit with 2 for invalid arguments, and with 0 after
     --help.
     """
+    _prepare_streams()
     command, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         import tyro
@@ -51,6 +53,22 @@ def script() -> int:
     if sys.argv[1:2] == ["run"] or any(each.startswith("--allow-import") for each in sys.argv):
         sys.path.insert(0, os.getcwd())
     return main()
+
+
+def _prepare_streams() -> None:
+    """Keep output from ending a job: discard output of closed streams, and escape characters that cannot be encoded.
+
+    Free descriptors below 3 are filled, because a data file with descriptor 1 would get text that an env prints from C.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  kept open
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _end(code: int, message: str) -> int:

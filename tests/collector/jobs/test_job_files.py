@@ -284,6 +284,20 @@ class TestCommandLine:
             make_console().print(summary(state, None), soft_wrap=True)
             assert f"python -m collector resume '{tmp_path / name}'" in capsys.readouterr().out
 
+    def test_output_that_cannot_be_written_ends_no_command(self, file: Path, tmp_path: Path) -> None:
+        """The terminal cannot encode the folder, or the caller has closed the streams."""
+        program, folder = f"{sys.executable} -m collector", tmp_path / "Läufe"
+        for command in (
+            f"PYTHONIOENCODING=ascii {program} run {file} --no-plot --out {folder}",
+            f"{program} verify {folder} >&-",
+            f"{program} info {folder} --json <&- >&- 2>&-",
+        ):
+            subprocess.run(command, shell=True, cwd=ROOT, check=True)
+
+    def test_no_data_gets_the_descriptor_of_a_closed_stream(self, file: Path, tmp_path: Path) -> None:
+        code = "import os; from collector.__main__ import main; main(['info', 'none']); os.write(1, b'from C')"
+        subprocess.run(f'{sys.executable} -c "{code}" <&- >&-', shell=True, cwd=ROOT, check=True)
+
     def test_json_is_alone_on_standard_output(self, file: Path, tmp_path: Path, capsys: Any) -> None:
         assert main(["run", str(file), "--no-plot", "--json", "--out", str(tmp_path / "a")]) == 0
         out, error = capsys.readouterr()
