@@ -24,7 +24,9 @@ from vecenv.extending import VECTOR_ENVS, find_spec, flat
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
 """gymnasium's wrappers that carry statistics from one episode to the next."""
 MLP = "collector.policy.mlp:MLPPolicy"
-WRONG_ENV = re.compile("unexpected keyword argument|required (positional|keyword-only) argument|expected an env with")
+WRONG_ENV = re.compile(
+    "unexpected keyword argument|multiple values for|required (positional|keyword-only) argument|expected an env with"
+)
 MAX_RESTARTS = 10
 """Restarts per env and minute. If an env fails more often, the job creates a new vector env."""
 
@@ -37,12 +39,9 @@ def make_env(
     `statistics`: running statistics of the transforms, as JSON types. `program`: objects of the user's `__main__` by
     name ("__main__:make_env"), because workers cannot import `__main__`.
     """
-    kwargs = job.env_kwargs | ({} if render_mode is None else {"render_mode": render_mode})
+    kwargs = {} if render_mode is None else {"render_mode": render_mode}
     factory = program.get(job.env) or _env_function(job.env)
-    if factory is None:
-        env = gymnasium.make(id_with_module(job.env), max_episode_steps=job.max_episode_steps, **kwargs)
-    else:
-        env = factory(**kwargs)
+    env = _maker(job)(**kwargs) if factory is None else factory(**job.env_kwargs | kwargs)
     try:
         if factory is not None and job.max_episode_steps is not None:
             env = gymnasium.wrappers.TimeLimit(env, job.max_episode_steps)
@@ -54,6 +53,11 @@ def make_env(
     except BaseException:
         env.close()
         raise
+
+
+def _maker(job: Job) -> Callable[..., gymnasium.Env[Any, Any]]:
+    limit = {} if job.max_episode_steps is None else {"max_episode_steps": job.max_episode_steps}
+    return partial(gymnasium.make, id_with_module(job.env), **job.env_kwargs | limit)
 
 
 def _env_function(name: str) -> Any:
@@ -107,7 +111,7 @@ def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], g
     if job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
         program = {name: load_attr(name) for _, name in code_names(job) if name.startswith("__main__:")}
         return partial(make_env, job, statistics=statistics, program=program)
-    return partial(gymnasium.make, id_with_module(job.env), max_episode_steps=job.max_episode_steps, **job.env_kwargs)
+    return _maker(job)
 
 
 def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> Any:

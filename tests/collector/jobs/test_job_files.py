@@ -321,6 +321,24 @@ class TestCommandLine:
         assert main(["run", "--env", "CartPole", "--steps", "1e2", "--backend", "dummy", "--no-plot"]) == 0
         assert Dataset("data/CartPole").steps >= 100
 
+    def test_arguments_of_an_env_may_have_its_limit(self, tmp_path: Path) -> None:
+        flags = [
+            "--episodes",
+            "3",
+            "--backend",
+            "dummy",
+            "--no-plot",
+            "--env",
+            "CartPole-v1",
+            "--env-kwargs",
+            '{"max_episode_steps":5}',
+        ]
+        for wrapper in ([], ["--wrapper", "FlattenObservation"]):
+            assert main(["run", *flags, *wrapper, "--overwrite", "--out", str(tmp_path)]) == 0
+            assert Dataset(tmp_path).lengths.tolist() == [5, 5, 5]
+        assert main(["run", *flags, "--max-episode-steps", "4", "--overwrite", "--out", str(tmp_path)]) == 0
+        assert Dataset(tmp_path).lengths.tolist() == [4, 4, 4]
+
     def test_what_cannot_be_is_said_without_a_traceback(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
     ) -> None:
@@ -349,6 +367,7 @@ class TestCommandLine:
                 'run --env CartPole-v1 --steps 3 --transform {"call":"Resize","kwargs":{"height":3}}',
                 "the transforms of CartPole-v1 cannot be made: Resize",
             ),
+            ('run --env CartPole-v1 --steps 3 --env-kwargs {"id":3}', "multiple values for argument 'id'"),
             ("plot none --out a.jpg", "--out names a PNG file, got a.jpg"),
             ("run none.toml", "none.toml cannot be read: No such file"),
             (f"run {HERE}:Counting", f"is not a job file; to name an env, pass --env {HERE}:Counting"),
