@@ -283,6 +283,7 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
     where = "" if running.cluster is None else " in each task"
     heading = f"Collecting {wanted(job)} of {job.env} from {job.num_envs} envs{where} into {folder}"
     options: Any = {name: getattr(running, name) for name in ("cluster", "cluster_actors", "tensorboard")}
+    whole = os.path.abspath(folder)  # an env in this process may change the current folder
     try:
         with Report(console, job, heading) as report:
             state = play(on_progress=report, **options)
@@ -294,8 +295,9 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
         sys.stderr.write(f"the job failed; whole episodes until then are kept in {folder}\n")
         raise
     if not running.no_plot and state.episodes:
-        plot_dataset(folder)
-    info = dataset_info(folder) if state.episodes else None  # without episodes, the folder may not exist
+        plot_dataset(whole)
+    # without episodes, the folder may not exist
+    info = {**dataset_info(whole), "folder": str(folder)} if state.episodes else None
     console.print(summary(state, info), soft_wrap=True)
     if running.json:
         found = {"signal": state.signum, "skipped": state.skipped, "retried": state.retried, **(info or {})}

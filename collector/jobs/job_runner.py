@@ -142,6 +142,7 @@ class JobRunner:
         device = device_of_policy(self.job) if self.cluster is None else device_of_tasks(self.job)
         self.plan = Plan(self.job.seed, self.job.episodes, self.job.steps)
         self.state = JobState(job=self.job, out=self.out, device=device)
+        self.out = Path(os.path.abspath(self.out))  # an env in this process may change the current folder
         self._statistics: States | None = None
         self._metrics: Metrics | None = None
 

@@ -150,6 +150,14 @@ class Forgetful(gymnasium.Env):
         return np.array([self._steps], np.float32), 1.0, self._steps % 5 == 0, False, {}
 
 
+class Moving(Forgetful):
+    """Env that works in a folder of its own."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        os.chdir(folder)
+
+
 class Undrawn(Forgetful):
     """Env that cannot render."""
 

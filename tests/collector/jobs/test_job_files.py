@@ -254,6 +254,21 @@ class TestCommandLine:
         assert "has changed: seed was 4, and is 5" in capsys.readouterr().err
 
     @pytest.mark.usefixtures("fonts")
+    def test_an_env_may_change_the_current_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        (tmp_path / "other").mkdir()
+        flags = ["--env", f"{HERE}:Moving", "--env-kwargs", json.dumps({"folder": str(tmp_path / "other")})]
+        for command in (["run", *flags, "--episodes", "3", "--backend", "dummy", "--out", "a"], ["resume", "a"]):
+            monkeypatch.chdir(tmp_path)
+            allowed = ["--allow-import", HERE] if command[0] == "resume" else []
+            assert main([*command, *allowed, "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["folder"] == "a"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "other"]
+        assert len(Dataset(tmp_path / "a")) == 3
+        assert (tmp_path / "a/returns.png").exists()
+
+    @pytest.mark.usefixtures("fonts")
     @pytest.mark.parametrize("command", ["plot", "video"])
     def test_pictures_that_cannot_be_written_are_said_in_a_line(
         self, command: str, tmp_path: Path, capsys: Any
