@@ -295,7 +295,10 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
         sys.stderr.write(f"the job failed; whole episodes until then are kept in {folder}\n")
         raise
     if not running.no_plot and state.episodes:
-        plot_dataset(whole)
+        try:
+            plot_dataset(whole)
+        except DatasetError as error:  # the job itself has succeeded
+            state.notes.append(f"there is no picture: {error}")
     # without episodes, the folder may not exist
     info = {**dataset_info(whole), "folder": str(folder)} if state.episodes else None
     console.print(summary(state, info), soft_wrap=True)

@@ -126,7 +126,7 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
         axes[2].grid(alpha=0.3)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)
-    with writing(path, "pass another --out"), SafeFolder(path.parent) as opened:
+    with writing(path, "`plot --out` takes another place"), SafeFolder(path.parent) as opened:
         opened.write(path.name, content.getvalue())
     return path
 

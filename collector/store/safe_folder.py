@@ -206,8 +206,13 @@ class SafeFolder(Closable, os.PathLike[str]):
         """Replace a file. After a crash, the disk has the whole old or the whole new content."""
         if self.kind(name) == FOLDER:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-        self.create(name + PARTIAL, data)
-        self.rename(name + PARTIAL, name)
+        try:
+            self.create(name + PARTIAL, data)
+            self.rename(name + PARTIAL, name)
+        except OSError:
+            with suppress(OSError):  # on a full disk, the rest of a file would use the last space
+                unlink(name + PARTIAL, dir_fd=self._fd)
+            raise
 
     def create(self, name: str, data: Any) -> None:
         fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

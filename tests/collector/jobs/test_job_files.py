@@ -22,6 +22,7 @@ from collector.jobs.job import Call, JobError, as_record
 from collector.jobs.job_files import with_settings
 from collector.jobs.job_progress import JobState
 from collector.jobs.report import make_console, summary
+from collector.store import safe_folder
 from tests.support.backends import FULL
 from tests.support.job_envs import HERE
 from tests.support.paths import ROOT
@@ -281,6 +282,23 @@ class TestCommandLine:
             assert main([command, str(tmp_path / "a"), "--out", str(tmp_path / out)]) == 1
             assert f"cannot write to {tmp_path / out}: " in capsys.readouterr().err
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "file"]
+
+    @pytest.mark.usefixtures("fonts")
+    def test_a_job_whose_picture_cannot_be_written_has_succeeded(
+        self, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        def write(fd: int, data: Any) -> None:
+            stored(fd, data)
+            if isinstance(data, bytes) and data.startswith(b"\x89PNG"):
+                raise OSError(28, "No space left on device")
+
+        stored = safe_folder.write
+        monkeypatch.setattr(safe_folder, "write", write)
+        assert main(["run", str(file), "--out", str(tmp_path / "a")]) == 0
+        out = capsys.readouterr().out
+        assert "complete" in out
+        assert "No space left" in out
+        assert not [path for path in (tmp_path / "a").iterdir() if "png" in path.name]
 
     def test_without_matplotlib_the_advice_is_for_the_command(
         self, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
