@@ -257,12 +257,20 @@ def export(
     name = folder.resolve().name
     if to == "minari":
         out = out or f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"
-        root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
-        where = root / out if MINARI_ID.fullmatch(out) else Path(out)
+        where = _minari_folder() / out if MINARI_ID.fullmatch(out) else Path(out)
     else:
         where = Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}")
     sys.stdout.write(f"{export_dataset(folder, to, where)}\n")
     return 0
+
+
+def _minari_folder() -> Path:
+    try:
+        return Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+    except RuntimeError:
+        raise JobError(
+            "the user has no home folder for data sets of Minari: set MINARI_DATASETS_PATH, or pass --out ./NAME"
+        ) from None
 
 
 COMMANDS: dict[str, Callable[..., int]] = {

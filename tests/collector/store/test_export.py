@@ -181,6 +181,20 @@ def test_the_command(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     assert where == expected
 
 
+@FULL
+def test_a_user_without_a_home_folder_exports_to_a_path(
+    minari: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """As in a container with an unknown user."""
+    for name in ("HOME", "MINARI_DATASETS_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
+    command = ["export", str(write(tmp_path / "a")), "--to", "minari"]
+    assert main(command) == 2
+    assert "set MINARI_DATASETS_PATH, or pass --out" in capsys.readouterr().err
+    assert main([*command, "--out", str(tmp_path / "b")]) == 0
+
+
 @each
 def test_an_export_is_whole_or_not_there(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(FORMATS[to])
