@@ -31,6 +31,7 @@ from vecenv.extending import cast_exactly
 
 VIDEOS = "videos"
 FPS = 30
+OTHER_OUT = "pass another --out"
 NO_DISPLAY = (
     "; without a display, envs of MuJoCo and dm_control need MUJOCO_GL=egl, or MUJOCO_GL=osmesa, in the environment"
 )
@@ -223,13 +224,14 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
             fps = self.env.metadata.get("render_fps") or FPS
             with _import_imageio().get_writer(path, fps=fps, **options) as writer:
                 differs = difference(episode, repeat_actions(self.env, episode, write_frame))
-            folder.write(name, path.read_bytes())
+            with writing(folder.path, OTHER_OUT):
+                folder.write(name, path.read_bytes())
         return Video(int(episode.number), str(folder.path / name), differs)
 
 
 def _open_video_folder(where: tuple[str, str]) -> SafeFolder:
     """Open the folder for videos, but follow no links inside an untrusted data set."""
-    with writing(Path(*where), "pass another --out"), SafeFolder.make(where[0]) as root:
+    with writing(Path(*where), OTHER_OUT), SafeFolder.make(where[0]) as root:
         return root.inside(where[1], make=True)
 
 

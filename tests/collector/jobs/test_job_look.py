@@ -201,6 +201,13 @@ class TestPictures:
         assert main(["video", str(tmp_path), "--allow-import", HERE]) == 0
         assert "(not as it was stored: obs differs from step 0 on)" in capsys.readouterr().out
 
+    def test_a_video_that_cannot_be_written_is_said_in_a_line(self, tmp_path: Path, capsys: Any) -> None:
+        pytest.importorskip("imageio_ffmpeg")
+        run_job(job(**DRAWN), tmp_path)
+        (tmp_path / "videos/episode-000001.mp4").mkdir(parents=True)
+        assert main(["video", str(tmp_path), "--episodes", "1", "--allow-import", HERE]) == 1
+        assert f"cannot write to {tmp_path / 'videos'}: Is a directory; pass another --out" in capsys.readouterr().err
+
     def test_what_cannot_be_rendered_is_said(self, tmp_path: Path) -> None:
         pytest.importorskip("imageio_ffmpeg")
         run_job(job(episodes=2), tmp_path / "a")
