@@ -32,3 +32,8 @@ def test_no_page_shows_the_markup_of_another_project():
 def test_links_to_other_projects_are_in_their_inventories():
     inventories = "".join(path.read_text("utf-8") for path in (ROOT / "docs/inventories").iterdir())
     assert {target for target in api_pages.LINKS.values() if f"\n{target} " not in inventories} == set()
+
+
+def test_no_page_has_the_marks_of_a_merge():
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):
+        assert not re.search(r"^(<{7}|>{7}) ", path.read_text("utf-8"), re.M), path
