@@ -7,6 +7,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,15 @@ def make_env(
     """
     kwargs = {} if render_mode is None else {"render_mode": render_mode}
     factory = program.get(job.env) or _env_function(job.env)
-    env = _maker(job)(**kwargs) if factory is None else factory(**job.env_kwargs | kwargs)
+    # Each object gets a copy of its arguments, because it may change them.
+    env = _maker(job)(**kwargs) if factory is None else factory(**deepcopy(job.env_kwargs) | kwargs)
     try:
         if factory is not None and job.max_episode_steps is not None:
             env = gymnasium.wrappers.TimeLimit(env, job.max_episode_steps)
         for each in map(as_call, job.wrappers):
             wrapper = program.get(each.call) or find_class(WRAPPER, each.call)
             with _naming(f"the wrapper {each.call}"):
-                env = wrapper(env, **each.kwargs)
+                env = wrapper(env, **deepcopy(each.kwargs))
         return _add_transforms(env, job, statistics, program) if job.transforms else env
     except BaseException:
         env.close()
@@ -57,7 +59,7 @@ def make_env(
 
 def _maker(job: Job) -> Callable[..., gymnasium.Env[Any, Any]]:
     limit = {} if job.max_episode_steps is None else {"max_episode_steps": job.max_episode_steps}
-    return partial(gymnasium.make, id_with_module(job.env), **job.env_kwargs | limit)
+    return partial(gymnasium.make, id_with_module(job.env), **deepcopy(job.env_kwargs) | limit)
 
 
 def _env_function(name: str) -> Any:
@@ -93,7 +95,7 @@ def _add_transforms(
 def make_transform(each: Call, program: Mapping[str, Any] = {}) -> transforms.Transform:
     transform = program.get(each.call) or find_class(TRANSFORM, each.call)
     with _naming(f"the transform {each.call}"):
-        made: transforms.Transform = transform(**each.kwargs)
+        made: transforms.Transform = transform(**deepcopy(each.kwargs))
     return made
 
 
@@ -108,7 +110,8 @@ def _naming(what: str) -> Iterator[None]:
 
 def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], gymnasium.Env[Any, Any]]:
     """Return a function that creates an env. Prefer `gymnasium.make`, because workers import less for this function."""
-    if job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
+    nested = any(isinstance(each, (dict, list)) for each in job.env_kwargs.values())
+    if nested or job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
         program = {name: load_attr(name) for _, name in code_names(job) if name.startswith("__main__:")}
         return partial(make_env, job, statistics=statistics, program=program)
     return _maker(job)
@@ -219,7 +222,7 @@ def _make_seeded(job: Job, kind: type, spaces: tuple[Any, Any], kwargs: dict[str
 
                 seeded.enter_context(restored_generators())
                 torch.manual_seed(job.seed)
-            return kind(*spaces, **kwargs)
+            return kind(*spaces, **deepcopy(kwargs))
     except (TypeError, ValueError) as error:
         hint = "; try the random policy" if job.policy == "mlp" else ""
         raise JobError(f"{job.env}: {error}{hint}") from error

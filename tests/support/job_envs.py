@@ -158,6 +158,29 @@ class Moving(Forgetful):
         os.chdir(folder)
 
 
+class Configured(gymnasium.Wrapper):
+    """Env or wrapper that counts in its argument. It adds the count to the reward."""
+
+    def __init__(self, env: Any = None, *, config: dict[str, int]) -> None:
+        super().__init__(env or Forgetful())
+        config["made"] = config.get("made", 0) + 1
+        self._config = config
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, float(reward) + self._config["made"], *rest
+
+
+class Popping:
+    """Policy that removes a value from its argument."""
+
+    def __init__(self, observation_space: Any, action_space: Any, options: dict[str, int]) -> None:
+        self._action = options.pop("action")
+
+    def __call__(self, obs: Any) -> Any:
+        return np.full(len(obs), self._action)
+
+
 class Undrawn(Forgetful):
     """Env that cannot render."""
 

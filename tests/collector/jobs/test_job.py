@@ -80,6 +80,21 @@ class TestWhatAJobWrites:
         assert all((episode.obs["count"][:, 0] == episode.seed).all() for episode in data), "it was reset with it"
         assert_same(tmp_path / "a", uninterrupted)
 
+    @pytest.mark.parametrize("env", [f"{HERE}:Configured", "Configured-v0"])
+    @pytest.mark.parametrize("backend", ["dummy", pytest.param("thread", marks=FULL)])
+    def test_what_changes_its_arguments_changes_no_other_object(
+        self, env: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+        gymnasium.register("Configured-v0", entry_point=f"{HERE}:Configured")
+        wrapper = {"call": f"{HERE}:Configured", "kwargs": {"config": {}}}
+        changes = {"env_kwargs": {"config": {}}, "wrappers": [wrapper] * 2 if ":" in env else []}
+        changes |= {"policy": f"{HERE}:Popping", "policy_kwargs": {"options": {"action": 1}}}
+        settings = job(env=env, backend=backend, episodes=5, **changes)
+        run_job(settings, tmp_path / "a")
+        assert Dataset(tmp_path / "a").transitions().reward.tolist() == [4.0 if ":" in env else 2.0] * 25
+        assert resume_job(tmp_path / "a", settings).status == "complete"
+
     def test_steps_are_the_shortest_row_of_first_episodes(self, uninterrupted: Path, tmp_path: Path) -> None:
         lengths = Dataset(uninterrupted).lengths
         for steps in (1, int(lengths[:5].sum()), int(lengths[:5].sum()) + 1):
