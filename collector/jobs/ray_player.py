@@ -36,10 +36,9 @@ from collector.jobs.job_files import check_head
 from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
 from collector.jobs.player import EpisodeWriter, JobFailedError, PlayedEpisodes, Player, give_up
-from collector.store.dataset_folder import read_files, write_files
+from collector.store.dataset_folder import SHARDS, read_files, write_files
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
-from collector.store.writer import SHARDS
 from vecenv import DummyVectorEnv, RemoteTraceback, WorkerTimeoutError
 from vecenv.extending import (
     RayCluster,

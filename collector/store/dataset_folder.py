@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ ALLOWED_NAMES = re.compile(
     rf"|writer\.lock|shards|videos|tensorboard|{JOB_FILE.pattern}"
 )
 """Names of a data set's files and subfolders."""
+SHARDS = "shards"
 MOST_ATTEMPTS = 10
 
 
@@ -33,8 +35,18 @@ def check_folder(path: Path, overwrite: bool) -> None:
             lock.remove_if_empty()
 
 
+def check_outside(path: Path) -> None:
+    """Raise `DatasetError` if a path is inside of a data set, because writers refuse a data set with other files."""
+    here = Path(os.path.realpath(path.parent))
+    for above in (here, *here.parents):
+        if all(os.path.exists(above / name) for name in (HEAD, MANIFEST)):  # False if the folder cannot be searched
+            raise DatasetError(f"{path} is inside of the data set {above}; choose another place")
+
+
 def open_locked(path: Path, context: ExitStack) -> tuple[SafeFolder, FolderLock]:
     """Open and lock a folder. Create the folder if it is missing."""
+    if not path.exists() and path.parent.name != SHARDS:  # tasks on a cluster write parts into this folder
+        check_outside(path)
     for attempt in count(1):
         folder = context.enter_context(SafeFolder.make(path))
         _check_files(folder)

@@ -22,7 +22,7 @@ import numpy as np
 
 from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store import schema
-from collector.store.dataset_folder import check_free, open_locked, remove_data, writing
+from collector.store.dataset_folder import SHARDS, check_free, open_locked, remove_data, writing
 from collector.store.dataset_head import HEAD, head_bytes, head_changes, read_head, spaces_of
 from collector.store.manifest import LONGEST_LINE, MANIFEST, Manifest, read_lines, read_manifest
 from collector.store.safe_folder import PARTIAL, Closable, DatasetError, SafeFolder
@@ -33,7 +33,6 @@ from vecenv import nest
 from vecenv.extending import check_mapping
 
 _INTERRUPTED = "a commit was interrupted"
-SHARDS = "shards"
 MOST_EPISODES = 2**20
 """Maximum episodes per shard, because a manifest line (70 bytes per episode) has a maximum length."""
 LARGEST_NOTE = LONGEST_LINE // 4
@@ -53,8 +52,8 @@ class StoreWriter(Closable):
         compress: compress shards of up to 4 GiB: smaller, but slower.
         check: with `resume`, called with the manifest before any change.
 
-    Raises `DatasetError`, before any change, if the folder cannot be written, is locked by another writer, or contains
-    links, foreign files, or data that neither `resume` nor `overwrite` allows.
+    Raises `DatasetError`, before any change, if the folder cannot be written, is inside of another data set, is locked
+    by another writer, or contains links, foreign files, or data that neither `resume` nor `overwrite` allows.
 
     Example::
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.store.dataset import Dataset
-from collector.store.manifest import MANIFEST
+from collector.store.dataset_folder import check_outside
 from collector.store.safe_folder import DatasetError
 
 TARGETS = {"parquet": "arrow_files", "lerobot": "arrow_files", "minari": "minari_datasets"}
@@ -41,10 +41,7 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
     write, out = getattr(importlib.import_module(f"{__name__}.{TARGETS[to]}"), f"write_{to}"), Path(out)
     if out.exists():
         raise DatasetError(f"{out} exists; choose another place, or remove it")
-    here = out.parent.resolve()
-    for above in (here, *here.parents):
-        if os.path.exists(above / MANIFEST):  # False if the folder cannot be searched
-            raise DatasetError(f"{out} is inside of the data set {above}; choose another place")
+    check_outside(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".partial", dir=out.parent) as folder:

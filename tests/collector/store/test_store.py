@@ -25,6 +25,7 @@ from gymnasium import spaces
 from collector import Dataset, DatasetError, Episode, StoreWriter, make_head
 from collector.episodes.episode import columns_of
 from collector.store import safe_folder
+from collector.store.dataset_folder import check_folder
 from collector.store.dataset_head import space_from_json, space_to_json
 from collector.store.safe_folder import FolderInUseError, SafeFolder
 from tests.support.backends import FULL
@@ -387,6 +388,16 @@ class TestWriting:
                 StoreWriter(tmp_path, head(), overwrite=overwrite)
         assert path.read_text() == "ten years"
 
+    def test_a_data_set_inside_of_another_is_refused(self, tmp_path: Path) -> None:
+        """The other one could not be resumed."""
+        names = {path.name for path in write(tmp_path / "a").iterdir()}
+        (tmp_path / "link").symlink_to(tmp_path / "a")
+        for folder in (tmp_path / "a/b", tmp_path / "link/deep/b"):
+            for begin in (lambda new: StoreWriter(new, head()), lambda new: check_folder(new, overwrite=True)):
+                with pytest.raises(DatasetError, match=r"b is inside of the data set .*a; choose another place"):
+                    begin(folder)
+        assert {path.name for path in (tmp_path / "a").iterdir()} == names
+
     def test_a_job_file_in_the_folder_is_kept(self, tmp_path: Path) -> None:
         for name in ("job.toml", "job.yml"):
             (tmp_path / name).write_text("seed = 3")
@@ -435,7 +446,7 @@ class TestWriting:
 
     def test_a_line_that_readers_would_refuse_is_not_written(self, tmp_path: Path) -> None:
         ends: list[Any] = [-1, 2**53, 2.5, np.int64(3)]
-        with StoreWriter(tmp_path, head()) as writer:
+        with StoreWriter(tmp_path / "a", head()) as writer:
             with pytest.raises(DatasetError, match="has no episodes, so it cannot end with 3"):
                 writer.end(episodes=3)
             writer.add(episode(2))
@@ -445,9 +456,9 @@ class TestWriting:
             for failed, state in (({"env": -1}, None), ({}, "\ud800")):
                 with pytest.raises(ValueError, match=r"int|truncated"):
                     writer.commit(failed=failed, state=state)
-            assert files(tmp_path)["manifest.jsonl"] == b""
+            assert files(tmp_path / "a")["manifest.jsonl"] == b""
             writer.end(episodes=5)
-        assert (Dataset(tmp_path).end, Dataset(tmp_path).numbers.tolist()) == (5, [2])
+        assert (Dataset(tmp_path / "a").end, Dataset(tmp_path / "a").numbers.tolist()) == (5, [2])
         with StoreWriter(tmp_path / "b", head()) as writer:
             writer.end(episodes=0)
         assert (Dataset(tmp_path / "b").end, len(Dataset(tmp_path / "b"))) == (0, 0)
