@@ -281,6 +281,9 @@ class TestCommandLine:
         for out in {"plot": ["none/a.png", "b"], "video": ["file/videos", "file"]}[command]:
             assert main([command, str(tmp_path / "a"), "--out", str(tmp_path / out)]) == 1
             assert f"cannot write to {tmp_path / out}: " in capsys.readouterr().err
+        assert main([command, str(tmp_path / "a"), "--out", str(tmp_path / "a/my pictures")]) == 1
+        assert f"is inside of the data set {tmp_path / 'a'}; choose another place" in capsys.readouterr().err
+        assert not (tmp_path / "a/my pictures").exists(), "the job could not be resumed"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "file"]
 
     @pytest.mark.usefixtures("fonts")
