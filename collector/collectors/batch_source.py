@@ -71,6 +71,7 @@ class BatchSource(LayerMark):
         self._loop, self._episode_loop, self._in_flight = make_loops(parts)
         self._info_layout: dict[str, Any] = {}
         self._warned_of_failures = False
+        self._last_round = self._round()
 
     @property
     def all_played(self) -> bool:
@@ -104,6 +105,7 @@ class BatchSource(LayerMark):
                 raise RuntimeError("all of episode_seeds have been played: make a new collector for other episodes")
             version = self.weights.version if acting is self.policy else -1
             batch = loop.collect(request._replace(policy=acting, version=version))
+        self._last_round = self._round()
         check_rewards(batch)
         return batch, self._totals(batch, request)
 
@@ -154,9 +156,14 @@ class BatchSource(LayerMark):
         return False
 
     def recover(self) -> None:
-        """Discard a failed batch, unless the caller is the step hook or policy of this batch."""
+        """Discard a failed batch, unless the caller is the step hook or policy of this batch.
+
+        Also abandon all episodes if another caller has stepped or reset the vector env since the last batch.
+        """
         if self._in_call is not None:
             self._recover(sys._getframe(1))
+        elif self._round() != self._last_round:
+            self._abandon(None)
 
     def _record_error(self, error: BaseException) -> None:
         self._caller = 0  # the call has ended, so any thread may `recover`
@@ -166,7 +173,12 @@ class BatchSource(LayerMark):
             self._in_flight.discard_steps()
         self.episodes.abandon()
         self.policy.begin(np.arange(self.env.env_num))
-        self._in_call = None
+        self._last_round, self._in_call = self._round(), None
+
+    def _round(self) -> tuple[Any, int]:
+        """Return the engine and its number of rounds. A lazy vector env has a new engine after each start."""
+        engine = getattr(self.env, "engine", None)  # custom vector envs have no engine
+        return engine, 0 if engine is None else engine.statistics.rounds
 
     @property
     def has_steps_in_flight(self) -> bool:
@@ -182,3 +194,4 @@ class BatchSource(LayerMark):
         self.episodes.put_obs(ids, obs)
         self.episodes.begin(ids, infos)
         self.policy.begin(ids)
+        self._last_round = self._round()

@@ -177,7 +177,7 @@ class Episodes:
         if self._source is not None and len(started):
             raise RuntimeError(
                 f"with episode_seeds every episode is played to its end, and episode {self.ids[started[0]]} is in "
-                "progress: make a new collector in place of a reset"
+                "progress: make a new collector, and do not reset or step the collector's vector env"
             )
         self.ids[started] += len(self._envs)
         self.taken[started] = 0

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from collector import AsyncDataCollector, EpisodeSeeds, Interruptor, Rollout, SyncDataCollector
+from collector import AsyncDataCollector, EpisodeSeeds, Interruptor, Rollout, SyncDataCollector, rollout
 from collector.batch.rollout import concatenate
 from tests.support.backends import FULL
 from tests.support.collector_envs import (
@@ -417,6 +417,15 @@ class TestFrames:
                 assert batch.frames == 5
 
 
+OTHER_CALLS: dict[str, Any] = {
+    "step": lambda venv, _: venv.step(np.zeros(2, np.int64)),
+    "reset": lambda venv, _: venv.reset([1]),
+    "rollout": lambda venv, _: rollout(venv, 2, zeros),
+    "collector": lambda venv, _: SyncDataCollector(venv, zeros, frames_per_batch=4).next(),
+    "evaluate": lambda venv, collector: collector.evaluate(2, eval_env=venv),
+}
+
+
 class TestEnvironments:
     def made(self, source: Any, **kwargs: Any) -> int:
         envs, steps = batch_of(source, zeros, 12, **kwargs).shape
@@ -529,6 +538,35 @@ class TestEnvironments:
         collector.shutdown()
         with pytest.raises(RuntimeError, match="the collector is shut down; make a new collector"):
             collector.rollout()
+
+    @pytest.mark.parametrize("another_call", OTHER_CALLS)
+    @backends
+    def test_a_vector_env_that_was_stepped_meanwhile_begins_new_episodes(self, backend: Any, another_call: str) -> None:
+        venv = backend(countdowns(50, 50))
+        with SyncDataCollector(venv, zeros, frames_per_batch=6) as collector:
+            collector.rollout()
+            OTHER_CALLS[another_call](venv, collector)
+            collector.reset([0], seed=1)
+            batch = collector.rollout()
+        assert batch.step_count.tolist() == [[0, 1, 2]] * 2
+        assert batch.obs[:, :, 1].tolist() == [[0, 1, 2]] * 2
+        assert batch.next.obs[:, :, 1].tolist() == [[1, 2, 3]] * 2
+
+    def test_a_lazy_vector_env_that_has_started_anew_begins_new_episodes(self) -> None:
+        with DummyVectorEnv(countdowns(50, 50), lazy=True) as venv:
+            collector = SyncDataCollector(venv, zeros, frames_per_batch=6)
+            collector.rollout()
+            venv.close()
+            venv.reset()
+            assert collector.rollout().obs[:, :, 1].tolist() == [[0, 1, 2]] * 2
+
+    def test_a_numbered_episode_is_never_mixed_with_steps_of_another_caller(self) -> None:
+        venv = DummyVectorEnv(countdowns(50, 50))
+        with SyncDataCollector(venv, zeros, frames_per_batch=6, episode_seeds=EpisodeSeeds(0)) as collector:
+            collector.rollout()
+            venv.step(np.zeros(2, np.int64))
+            with pytest.raises(RuntimeError, match="episode 0 is in progress: make a new collector"):
+                collector.rollout()
 
     @kinds
     def test_a_stop_iteration_is_no_end(self, kind: Any) -> None:

@@ -372,6 +372,17 @@ class Fuzz(Program):
             self.over = True
             return
         self.collector.reset()
+        self.follow()
+
+    @rule()
+    def reset_elsewhere(self) -> None:
+        """Another caller resets the vector env. The next batch begins new episodes."""
+        if self.numbered is None and not self.is_async and self.policy != "stateful":  # the loop counts calls anew
+            self.venv.reset()
+            self.follow()
+
+    def follow(self) -> None:
+        """Give the envs of the loop the state of the collector's envs."""
         for name in ("calls", "episode", "t", "seeded", "options", "mark"):
             for env, value in zip(self.envs, self.venv.get_env_attr(name), strict=True):
                 setattr(env, name, value)
