@@ -327,13 +327,18 @@ class RecurrentState:
 
     def recall(self, rows: tuple[Any, ...]) -> Any:
         if self._state is None and self._initial is not None:
-            self._state = nest.map(copy_of, self._initial(len(self._all_ids)))
+            self._state = nest.map(copy_of, self._first_rows(len(self._all_ids)))
         if self._state is None:
             return None
         state = nest.map(copy_of, self._state) if self._in_order else nest.take(self._state, rows[0])
         if rows and len(rows[1]):
-            first = self._initial(len(rows[1])) if self._initial is not None else nest.map(lambda rows: 0, state)
+            first = nest.map(lambda rows: 0, state) if self._initial is None else self._first_rows(len(rows[1]))
             nest.put(state, rows[1], first)
+        return state
+
+    def _first_rows(self, count: int) -> Any:
+        state = self._initial(count)  # type: ignore[misc]
+        _check_rows(state, count, "initial_state")
         return state
 
     def keep(self, rows: tuple[Any, ...], output: Any) -> dict[str, Any]:
@@ -343,17 +348,10 @@ class RecurrentState:
         state = nest.map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, output.pop("state"))
         if state is None and self._state is None:  # for example SB3's `predict` without a recurrent state
             return output
-        count = len(self._env_ids)
-        for leaf in nest.leaves(state):
-            if len(leaf) != count:
-                shape = tuple(leaf.shape)
-                hint = ": torch's recurrent layers have the rows second, so transpose(0, 1)"
-                raise ValueError(
-                    f"the policy returned 'state' of shape {shape} for {count} observations; "
-                    f"its first dimension must be {count}{hint if shape[1:2] == (count,) else ''}"
-                )
+        _check_rows(state, len(self._env_ids), "the policy")
         if self._state is None:
             self._state = nest.map(self._zeros, state)
+        _check_fits(state, self._state)
         if len(rows) > 2:
             nest.put(self._state, rows[2], nest.take(state, rows[2]))
         else:
@@ -364,6 +362,40 @@ class RecurrentState:
     def _zeros(self, leaf: Any) -> Any:
         shape = (len(self._all_ids), *leaf.shape[1:])
         return np.zeros(shape, leaf.dtype) if isinstance(leaf, np.ndarray) else leaf.new_zeros(shape)
+
+
+def _check_rows(state: Any, count: int, source: str) -> None:
+    for leaf in nest.leaves(state):
+        if not hasattr(leaf, "shape"):
+            raise TypeError(
+                f"{source} returned 'state' as {type(leaf).__name__}; it must be an array or tensor with a row per "
+                "observation, or a dict or tuple of these"
+            )
+        shape = tuple(leaf.shape)
+        if shape[:1] != (count,):
+            hint = ": torch's recurrent layers have the rows second, so transpose(0, 1)"
+            raise ValueError(
+                f"{source} returned 'state' of shape {shape} for {count} observations; "
+                f"its first dimension must be {count}{hint if shape[1:2] == (count,) else ''}"
+            )
+
+
+def _check_fits(state: Any, stored: Any) -> None:
+    """Raise TypeError if a write of `state` into `stored` would repeat numbers, drop entries or cut off decimals."""
+    new, old = (dict(nest.items(tree)) for tree in (state, stored))
+    if new.keys() == old.keys() and all(_fits(new[path], leaf) for path, leaf in old.items()):
+        return
+    after, before = (nest.map(lambda leaf: (tuple(leaf.shape[1:]), leaf.dtype), tree) for tree in (state, stored))
+    raise TypeError(f"the policy returned 'state' as {after} (shape of a row, dtype) after {before} before")
+
+
+def _fits(rows: Any, stored: Any) -> bool:
+    if rows.shape[1:] != stored.shape[1:]:
+        return False
+    arrays = [isinstance(each, np.ndarray) for each in (rows, stored)]
+    if all(arrays):
+        return np.can_cast(rows.dtype, stored.dtype, "same_kind")
+    return any(arrays) or bool(sys.modules["torch"].can_cast(rows.dtype, stored.dtype))
 
 
 def _with_state(output: Any) -> dict[str, Any]:

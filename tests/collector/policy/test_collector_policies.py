@@ -26,7 +26,7 @@ from tests.support.collector_envs import (
     zeros,
 )
 from tests.support.countdown import Countdown, DictObs
-from vecenv import DummyVectorEnv
+from vecenv import DummyVectorEnv, nest
 
 
 def collect(policy: Any, fns: Any = None, **options: Any) -> Rollout:
@@ -431,11 +431,59 @@ class TestRecurrentPolicies:
                 ValueError,
                 r"its first dimension must be 3: torch's recurrent layers have the rows second, so transpose\(0, 1\)",
             ),
+            (lambda obs: (zeros(obs), [zeros(obs)]), TypeError, "the policy returned 'state' as list; it must be an"),
+            (lambda obs: (zeros(obs), 3), TypeError, "the policy returned 'state' as int"),
         ],
     )
     def test_a_state_that_does_not_fit_is_an_error(self, output: Any, error: type, message: str) -> None:
         with pytest.raises(error, match=message):
             batch_of(countdowns(*self.LENGTHS), lambda obs, state: output(obs), 12)
+
+    @pytest.mark.parametrize(
+        ("first", "then", "message"),
+        [
+            (
+                np.zeros(3, np.int64),
+                np.full(3, 0.5),
+                r"dtype\('float64'\)\) .* after \(\(\), dtype\('int64'\)\) before",
+            ),
+            (np.zeros((3, 3)), np.arange(3.0), r"\(\(\), .* after \(\(3,\)"),
+            ({"a": np.zeros(3)}, {"a": np.ones(3), "b": np.ones(3)}, "'b'"),
+            ((np.zeros(3), np.zeros(3)), (np.zeros(3),), "after"),
+        ],
+    )
+    @pytest.mark.parametrize("as_tensors", [False, True])
+    def test_a_state_that_would_change_when_it_is_stored_is_an_error(
+        self, first: Any, then: Any, message: str, as_tensors: bool
+    ) -> None:
+        if as_tensors:
+            torch = pytest.importorskip("torch")
+            first, then = nest.map(torch.from_numpy, first), nest.map(torch.from_numpy, then)
+            message = message.replace(r"dtype\('float64'\)", "torch.float64").replace(
+                r"dtype\('int64'\)", "torch.int64"
+            )
+
+        def policy(obs: np.ndarray, state: Any) -> Any:
+            return zeros(obs), then
+
+        policy.initial_state = lambda k: first  # type: ignore[attr-defined]
+        with pytest.raises(TypeError, match=f"the policy returned 'state' as .*{message}"):
+            batch_of(countdowns(*self.LENGTHS), policy, 12)
+
+    @pytest.mark.parametrize(
+        ("first", "error", "message"),
+        [
+            (lambda k: [0] * k, TypeError, "initial_state returned 'state' as list"),
+            (lambda k: np.zeros((1, 2)), ValueError, r"initial_state returned 'state' of shape \(1, 2\) for 3 observ"),
+        ],
+    )
+    def test_an_initial_state_that_does_not_fit_is_an_error(self, first: Any, error: type, message: str) -> None:
+        def policy(obs: np.ndarray, state: Any) -> Any:
+            return zeros(obs), state
+
+        policy.initial_state = first  # type: ignore[attr-defined]
+        with pytest.raises(error, match=message):
+            batch_of(countdowns(*self.LENGTHS), policy, 12)
 
 
 class TestWhatDoesNotFit:
