@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from collector.policy.collector_policy import masks_in
 from collector.policy.policy_call import Policy
 from collector.policy.random_policy import draw, masks_of
 from vecenv import DummyVectorEnv, nest
-from vecenv.extending import at_least_one
+from vecenv.extending import Leaf, at_least_one, common_layout
 
 
 def rollout(
@@ -82,8 +82,8 @@ class _RolloutCollector(SyncDataCollector):
 
     def collect_rollout(self, quota: np.ndarray | None, hook: Callable[[StepBatch], Any] | None, obs: Any) -> Rollout:
         if obs is not None:
+            obs, n = _as_observations(obs, self.env.observation_space), self.env.env_num
             counts = {len(rows) for rows in nest.leaves(obs)}
-            n = self.env.env_num
             if counts != {n}:
                 raise ValueError(f"obs has {sorted(counts)} rows, expected one for each of {n} envs")
             self._source.episodes.put_obs(np.arange(n), obs)
@@ -99,6 +99,25 @@ class _RolloutCollector(SyncDataCollector):
 
     def shutdown(self, close_env: bool = False) -> None:
         super().shutdown(close_env=False)
+
+
+def _as_observations(obs: Any, observation_spaces: Sequence[Any]) -> Any:
+    """Return the caller's observations as arrays, in dtypes that also hold later observations.
+
+    A wrapper may return other dtypes than its observation space, so floats stay floats.
+    """
+
+    def fit(found: list[Any]) -> np.ndarray:
+        leaf, rows = found
+        if not isinstance(leaf, Leaf):
+            return rows if isinstance(rows, np.ndarray) else nest.object_array(rows)
+        array = nest.as_array(rows)
+        becomes_float = leaf.dtype.kind == "f" and array.dtype.kind in "biu"
+        return array.astype(leaf.dtype if becomes_float else np.promote_types(array.dtype, leaf.dtype))
+
+    if isinstance(obs, np.ndarray) and obs.dtype == object:  # observations that are not stacked
+        return obs
+    return nest.merge(fit, [common_layout(observation_spaces, observation_spaces).obs, obs])
 
 
 def _call(callback: Callable[[Any, StepBatch], Any], env: Any, step: StepBatch) -> None:

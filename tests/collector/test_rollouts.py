@@ -11,7 +11,7 @@ import pytest
 
 import collector
 from collector import Rollout, StepBatch, rollout
-from tests.support.countdown import BreaksOnce, Countdown
+from tests.support.countdown import BreaksOnce, Countdown, DictObs
 from vecenv import DummyVectorEnv, ParallelEnv, SerialEnv, VectorEnvNormObs
 
 LENGTHS = (5, 3, 8)
@@ -75,6 +75,39 @@ def test_it_goes_on_from_observations_where_it_does_not_reset() -> None:
             rollout(venv, 2, obs=first.next.obs[:, -1])
         with pytest.raises(ValueError, match=r"2. rows, expected one for each of 3 envs"):
             rollout(venv, 2, auto_reset=False, obs=first.obs[:2, -1])
+
+
+@pytest.mark.parametrize("form", ["tensors", "lists", "int32", "arrays"])
+def test_observations_to_continue_from_may_have_another_form(form: str) -> None:
+    convert: Any = {
+        "tensors": lambda rows: pytest.importorskip("torch").from_numpy(rows),
+        "lists": lambda rows: rows.tolist(),
+        "arrays": list,
+    }.get(form, lambda rows: rows.astype(form))
+
+    def policy(obs: Any) -> np.ndarray:
+        return zeros(obs["a"])
+
+    with DummyVectorEnv([partial(DictObs, Countdown(9)) for _ in range(3)]) as venv:
+        first = rollout(venv, 2, policy)
+        obs = {"a": convert(first.next.obs["a"][:, -1]), "b": (convert(first.next.obs["b"][0][:, -1]),)}
+        second = rollout(venv, 2, policy, auto_reset=False, obs=obs)
+    assert second.obs["a"].dtype == second.obs["b"][0].dtype == np.int64
+    np.testing.assert_array_equal(second.all_obs["a"][:, :, 1], [[2, 3, 4]] * 3)
+
+
+def test_observations_to_continue_from_do_not_cut_off_later_ones() -> None:
+    with DummyVectorEnv([partial(gym.make, "CartPole-v1")] * 2) as venv:
+        obs, _ = venv.reset(seed=0)
+        wanted = rollout(venv, 3, zeros, auto_reset=False, obs=obs)
+        venv.reset(seed=0)
+        found = rollout(venv, 3, zeros, auto_reset=False, obs=np.zeros((2, 4), np.int64))
+    assert found.all_obs.dtype == np.float32
+    np.testing.assert_array_equal(found.all_obs[:, 1:], wanted.all_obs[:, 1:])
+    with VectorEnvNormObs(DummyVectorEnv(countdowns())) as venv:  # returns floats of an integer space
+        first = rollout(venv, 2, zeros)
+        second = rollout(venv, 2, zeros, auto_reset=False, obs=first.next.obs[:, -1])
+    np.testing.assert_array_equal(second.obs[:, 0], first.next.obs[:, -1])
 
 
 def test_the_last_step_is_marked_and_the_callback_sees_each_round() -> None:
