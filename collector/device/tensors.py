@@ -29,10 +29,6 @@ def tensors_of(policy: Any) -> list[torch.Tensor]:
     return [*policy.parameters(), *policy.buffers()] if isinstance(policy, torch.nn.Module) else []
 
 
-def is_lazy(policy: Any) -> bool:
-    return any(map(torch.nn.parameter.is_lazy, tensors_of(policy)))
-
-
 def moved(policy: Any, device: torch.device) -> Any:
     if all(tensor.device == device for tensor in tensors_of(policy)):
         return policy

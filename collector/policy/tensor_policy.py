@@ -7,7 +7,7 @@ from typing import Any
 
 from collector.basics.timing import Clock
 from collector.batch.step_extras import InfoExtras
-from collector.device.tensors import Transfer, is_lazy, torch
+from collector.device.tensors import Transfer, torch
 from collector.policy.array_policy import ArrayPolicy, OutputCheck
 from collector.policy.collector_policy import Outputs
 from collector.policy.policy_call import PolicyCall
@@ -38,21 +38,20 @@ class TensorPolicy(ArrayPolicy):
         self._transfer: Any = transfer
         self._on_device = on_device
         self._inputs_device: Any = None
-        # A lazy module makes its parameters in the first call. Inference mode would make them untrainable.
-        self._guard: Any = torch.no_grad() if is_lazy(policy) else torch.inference_mode()
 
     def _placed(self, obs: Any) -> Any:
         tensors = None if self._on_device is None else self._on_device(obs)
         return obs if tensors is None else tensors
 
     def _arrays(self, inputs: Any) -> Outputs:
-        with self._guard:
+        # Not inference mode: a learner could not use tensors that the policy makes in a call and keeps, such as the
+        # parameters of a lazy module, or a cache.
+        with torch.no_grad():
             transfer = self._transfer  # `close`, which a policy may call, clears `self._transfer`
             tensors = transfer.to_device(inputs)
             self._clock.lap("transfer")
             outputs = self._call_policy(tensors)
-            is_first = self._inputs_device is None
-            if is_first:
+            if self._inputs_device is None:
                 self._inputs_device = next(nest.leaves(tensors)).device
             for name, value in outputs.items():
                 if isinstance(value, torch.Tensor) and value.device != self._inputs_device:
@@ -61,9 +60,7 @@ class TensorPolicy(ArrayPolicy):
                         "its observations were (see policy_device)"
                     )
             arrays: Outputs = transfer.to_numpy(outputs)
-        if is_first:
-            self._guard = torch.inference_mode()
-        return arrays
+            return arrays
 
     def close(self) -> None:
         super().close()

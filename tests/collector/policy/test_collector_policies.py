@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from collector import ExplorationType, RandomPolicy, Rollout, SyncDataCollector, set_exploration_type
+from collector import (
+    AsyncDataCollector,
+    EpisodeSeeds,
+    ExplorationType,
+    RandomPolicy,
+    Rollout,
+    SyncDataCollector,
+    set_exploration_type,
+)
 from collector.policy.policy_call import PolicyCall, choose, signature_of
 from collector.policy.random_policy import draw_many
 from tests.support.collector_envs import (
@@ -86,7 +95,7 @@ class TestTorchPolicies:
             collector.set_seed(0)
             return collector.rollout()
 
-    def test_a_module_gets_tensors_in_inference_mode(self) -> None:
+    def test_a_module_gets_tensors_without_gradients(self) -> None:
         torch, seen = self.torch, []
 
         class Lean(torch.nn.Module):
@@ -95,7 +104,7 @@ class TestTorchPolicies:
                 return (obs[:, 2] > 0).long()
 
         batch = self.collect(Lean())
-        assert set(seen) == {(True, False, torch.float32)}
+        assert set(seen) == {(False, False, torch.float32)}
         assert_equal(arrays(batch), arrays(self.collect(lean)))
 
     def test_a_lazy_module_can_be_trained_after_a_collection(self) -> None:
@@ -115,6 +124,33 @@ class TestTorchPolicies:
             assert (collector.rollout().policy_version == 0).all(), "parameters that were made are no update"
         policy(torch.as_tensor(batch.obs).float()).sum().backward()
         assert all(weight.grad is not None for weight in policy.parameters())
+
+    @pytest.mark.parametrize(
+        ("kind", "options"),
+        [(SyncDataCollector, {}), (AsyncDataCollector, {}), (SyncDataCollector, {"episode_seeds": EpisodeSeeds(0)})],
+    )
+    def test_tensors_that_a_module_makes_in_a_call_can_be_trained_with(self, kind: Any, options: Any) -> None:
+        torch = self.torch
+
+        class Caches(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net, self.scale = torch.nn.Linear(4, 2), None
+                self.register_buffer("mean", torch.zeros(4))
+
+            def forward(self, obs: Any) -> Any:
+                if self.scale is None:
+                    self.scale = torch.full((2,), 2.0)
+                self.mean = 0.9 * self.mean + 0.1 * obs.mean(0)
+                return {"action": (logits := self.net(obs - self.mean) * self.scale).argmax(-1), "logits": logits}
+
+        policy = Caches()
+        with kind(DummyVectorEnv(cartpoles(4)), policy, frames_per_batch=20, storing_device="cpu", **options) as one:
+            batch = one.rollout().flatten()
+            policy(batch.obs)["logits"].sum().backward()
+            policy.mean.mul_(0.5)
+            one.update_policy_weights_(copy.deepcopy(policy))
+            one.rollout()
 
     @kinds
     @pytest.mark.parametrize("wanted", [ExplorationType.MEAN, ExplorationType.MODE])
