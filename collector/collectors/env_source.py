@@ -82,9 +82,8 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
         if made_here:
             source.close()
         raise TypeError(instead)
-    if isinstance(source, VectorEnv) and hasattr(below := vars(source).get("venv"), "env_num"):
-        source = below  # vecenv's gymnasium facade would reset envs by itself
-    elif isinstance(source, VectorEnv):
+    source = below_facade(source)
+    if isinstance(source, VectorEnv):
         from vecenv import from_gymnasium
 
         given = source
@@ -97,6 +96,12 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
     if getattr(source, "lazy", False):
         source.start()
     return source if hasattr(source, "env_num") else make([lambda: source])
+
+
+def below_facade(env: Any) -> Any:
+    """Return the vector env below vecenv's gymnasium facade, which would reset envs by itself, or `env`."""
+    below = vars(env).get("venv") if isinstance(env, VectorEnv) else None
+    return below if hasattr(below, "env_num") else env
 
 
 def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:

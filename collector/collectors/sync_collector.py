@@ -20,6 +20,7 @@ from collector.collectors.batch_source import BatchSource, Loops
 from collector.collectors.collector_config import CollectorConfig
 from collector.collectors.env_source import (
     VectorEnvMaker,
+    below_facade,
     check_synchronous,
     make_vector_env,
     vector_env_remaker,
@@ -90,6 +91,8 @@ class SyncDataCollector(BaseCollector):
     _default_backend = "dummy"
     _source: Any = None
     """`BatchSource`, or `None` before the vector env is made."""
+    _releases_env = False
+    """True if the caller passed a gymnasium VectorEnv, which `env` wraps."""
 
     def __init__(
         self,
@@ -128,6 +131,7 @@ class SyncDataCollector(BaseCollector):
         self.reset_at_each_iter, self.set_truncated = reset_at_each_iter, set_truncated
         self.env = make_vector_env(create_env_fn, create_env_kwargs, make)
         is_own = self.env is not create_env_fn and not isinstance(create_env_fn, VectorEnv)
+        self._releases_env = isinstance(below_facade(create_env_fn), VectorEnv)
         try:
             make.check_used()
             self._open(create_env_fn, create_env_kwargs, make, transforms)
@@ -135,8 +139,6 @@ class SyncDataCollector(BaseCollector):
             if is_own:
                 self._note_exception(error)
             self._close(env_too=is_own)
-            if isinstance(create_env_fn, VectorEnv) and hasattr(self.env, "release"):
-                self.env.release()
             raise
 
     def _open(self, source: Any, kwargs: Any, make: VectorEnvMaker, transforms: Any) -> None:
@@ -385,3 +387,5 @@ class SyncDataCollector(BaseCollector):
                 self._source.policy.close()
             if env_too:
                 self.env.close()
+            elif self._releases_env:  # else the end of `self.env` would close the caller's VectorEnv
+                self.env.release()

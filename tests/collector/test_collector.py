@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -43,8 +44,9 @@ from vecenv import (
     SyncVectorEnv,
     VectorEnvNormObs,
     flatten_agents,
+    from_gymnasium,
 )
-from vecenv.transforms import CatFrames, TransformedVectorEnv, VecNorm
+from vecenv.transforms import CatFrames, RewardSum, TransformedVectorEnv, VecNorm
 
 
 @pytest.mark.parametrize(
@@ -506,6 +508,26 @@ class TestEnvironments:
                 assert collector.rollout().frames == 10
                 assert not made[-1].closed
             assert made.pop().closed
+
+    @pytest.mark.parametrize("transforms", [None, [RewardSum()]])
+    def test_gymnasiums_own_vector_env_stays_open_without_the_collector(self, transforms: Any) -> None:
+        closed: list[Any] = []
+
+        class Closes(Countdown):
+            def close(self) -> None:
+                closed.append(self)
+
+        envs = gymnasium.vector.SyncVectorEnv([partial(Closes, 3)] * 2, autoreset_mode="SameStep")
+        for facade in (envs, GymnasiumVectorEnv(from_gymnasium(envs), autoreset_mode="SameStep")):
+            collector = SyncDataCollector(facade, None, frames_per_batch=10, transforms=transforms)
+            collector.rollout()
+            collector.shutdown(close_env=False)
+            with pytest.raises(TypeError, match="transform"):
+                SyncDataCollector(facade, None, frames_per_batch=10, transforms="none")
+            del collector
+            gc.collect()
+            assert facade.reset()[0].tolist()[0][1] == 0
+            assert not closed
 
     def test_the_vector_env_comes_first(self) -> None:
         with DummyVectorEnv(countdowns(3)) as venv:
