@@ -15,7 +15,8 @@ from collector.batch.step_extras import InfoExtras, RowLayout, check_policy_name
 from collector.policy.action_trees import action_layouts, flatten, unflatten
 from collector.policy.collector_policy import CollectorPolicy, Outputs
 from collector.policy.keyed_noise import restored_generators
-from collector.policy.policy_call import ExplorationType, PolicyCall, RecurrentState
+from collector.policy.policy_call import ExplorationType, PolicyCall
+from collector.policy.recurrent_state import RecurrentState
 from vecenv import nest
 from vecenv.extending import add_note, cast_exactly
 from vecenv.nest import as_array
