@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from collector.collectors.env_source import below_facade
 from collector.policy.random_policy import RandomPolicy
 from vecenv import EnvCreator, VectorEnvNormObs, VectorEnvWrapper
 from vecenv.extending import Freezable, HasTransforms
@@ -79,6 +80,12 @@ class Evaluation:
 
         `stay_open` keeps the separate envs for later calls.
         """
+        eval_env = below_facade(eval_env)
+        if eval_env is not None and not hasattr(eval_env, "env_num"):
+            raise TypeError(
+                f"eval_env must be a vector env of vecenv, got {eval_env!r}: pass for example "
+                "DummyVectorEnv([make_env] * 4)"
+            )
         if eval_env is None and self._kept_collector is None:
             self._kept_collector = self._make(make_collector)
         if eval_env is None:

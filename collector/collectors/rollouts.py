@@ -7,11 +7,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from collector.basics.interruptor import Interruptor
 from collector.batch.rollout import Rollout, truncate_last
 from collector.batch.step_extras import StepBatch
 from collector.collectors.batch_request import BatchRequest
+from collector.collectors.env_source import below_facade, make_vector_env
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.action_trees import action_layouts
 from collector.policy.collector_policy import masks_in
@@ -35,7 +37,8 @@ def rollout(
 ) -> Rollout:
     """Take at most `max_steps` steps of each env, and return a `Rollout` `(N, T)` (as torchrl's `env.rollout`).
 
-    venv_or_env: a vector env, or one env (N = 1). A lazy vector env is started. The vector env stays open.
+    venv_or_env: a vector env of vecenv or gymnasium, or one env (N = 1). A lazy vector env is started. The vector env
+        stays open.
     policy: as for a collector. `None` draws from the envs' action spaces, which `venv.seed` seeds. An `action_mask` in
         observations or infos is respected. (With `auto_reset=False`, there are no infos before the first step.)
     break_when_any_done: stop when the first episode ends. False: reset the env and continue.
@@ -66,12 +69,19 @@ def rollout(
         )
     if auto_reset and obs is not None:
         raise ValueError("rollout() got obs, which needs auto_reset=False")
-    venv = venv_or_env if hasattr(venv_or_env, "env_num") else DummyVectorEnv([lambda: _BorrowedEnv(venv_or_env)])
-    quota = np.ones(venv.env_num, np.int64) if break_when_any_done or break_when_all_done else None
-    stop = Interruptor() if quota is None or break_when_all_done else _StopAtFirstEnd(quota)
-    policy, frames = _SpacePolicy(venv) if policy is None else policy, max_steps * venv.env_num
-    collector = _RolloutCollector(venv, policy, frames_per_batch=frames, interruptor=stop)
-    batch = collector.collect_rollout(quota, None if callback is None else partial(_call, callback, venv_or_env), obs)
+    call = None if callback is None else partial(_call, callback, venv_or_env)
+    venv = make_vector_env(venv_or_env, None, lambda _: DummyVectorEnv([lambda: _BorrowedEnv(venv_or_env)]))
+    try:
+        quota = np.ones(venv.env_num, np.int64) if break_when_any_done or break_when_all_done else None
+        stop = Interruptor() if quota is None or break_when_all_done else _StopAtFirstEnd(quota)
+        policy, frames = _SpacePolicy(venv) if policy is None else policy, max_steps * venv.env_num
+        collector = _RolloutCollector(venv, policy, frames_per_batch=frames, interruptor=stop)
+        batch = collector.collect_rollout(quota, call, obs)
+    finally:
+        if isinstance(
+            below_facade(venv_or_env), VectorEnv
+        ):  # else the end of `venv` would close the caller's VectorEnv
+            venv.release()
     if set_truncated:
         truncate_last(batch)
     return batch

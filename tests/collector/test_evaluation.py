@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.support.collector_envs import backends, cartpoles, kinds
 from tests.support.countdown import Countdown
 from tests.support.local_ray import FAR, NEAR
 from tests.support.shared_envs import Counted
-from vecenv import DummyVectorEnv, EnvCreator, TransformedEnv, VectorEnvNormObs, VectorEnvWrapper
+from vecenv import DummyVectorEnv, EnvCreator, SyncVectorEnv, TransformedEnv, VectorEnvNormObs, VectorEnvWrapper
 from vecenv.backends.memory import state_copies
 from vecenv.transforms import CatFrames, NormalizeReward, RewardScaling, TransformedVectorEnv, VecNorm
 
@@ -151,6 +152,16 @@ def test_envs_that_are_passed_stay_open(backend: Any) -> None:
         assert not other.is_closed
         with pytest.raises(ValueError, match=r"you passed a vector env or env, not functions .* eval_env="):
             collector.evaluate(3)
+
+
+def test_a_facade_is_played_below_and_other_objects_are_refused() -> None:
+    with SyncDataCollector(DummyVectorEnv(fns()), Policy(), frames_per_batch=9) as collector:
+        with contextlib.closing(SyncVectorEnv(fns(2))) as facade:
+            assert collector.evaluate(3, eval_env=facade).returns.tolist() == [14.0] * 3
+            assert not facade.closed
+        for wrong in (fns(2), fns(1)[0], fns(1)[0](), gymnasium.vector.SyncVectorEnv(fns(2))):
+            with pytest.raises(TypeError, match=r"eval_env must be a vector env of vecenv, got .* DummyVectorEnv"):
+                collector.evaluate(3, eval_env=wrong)
 
 
 def ones(obs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import collector
 from collector import Rollout, StepBatch, rollout
 from tests.support.countdown import BreaksOnce, Countdown, DictObs
-from vecenv import DummyVectorEnv, ParallelEnv, SerialEnv, VectorEnvNormObs
+from vecenv import DummyVectorEnv, ParallelEnv, SerialEnv, SyncVectorEnv, VectorEnvNormObs
 
 LENGTHS = (5, 3, 8)
 
@@ -75,6 +76,34 @@ def test_it_goes_on_from_observations_where_it_does_not_reset() -> None:
             rollout(venv, 2, obs=first.next.obs[:, -1])
         with pytest.raises(ValueError, match=r"2. rows, expected one for each of 3 envs"):
             rollout(venv, 2, auto_reset=False, obs=first.obs[:2, -1])
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, gym.vector.SyncVectorEnv])
+@pytest.mark.parametrize("policy", [zeros, None])
+def test_gymnasiums_vector_envs_are_rolled_out_and_stay_open(kind: Any, policy: Any) -> None:
+    closed: list[Any] = []
+
+    class Closes(Countdown):
+        def close(self) -> None:
+            closed.append(self)
+
+    envs = kind([partial(Closes, length) for length in LENGTHS], autoreset_mode="SameStep")
+    for _ in range(2):
+        batch = rollout(envs, 4, policy, break_when_any_done=False)
+        assert batch.step_count.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0], [0, 1, 2, 3]]
+        assert batch.obs.shape == (3, 4, 2)
+    gc.collect()
+    assert not closed
+    assert envs.reset()[0][:, 1].tolist() == [0, 0, 0]
+    envs.close()
+
+
+def test_vector_envs_of_sb3_are_refused() -> None:
+    pytest.importorskip("stable_baselines3")
+    from vecenv.facades.to_sb3 import SB3VecEnv
+
+    with pytest.raises(TypeError, match=r"SB3VecEnv resets envs by itself.* pass its `\.venv`"):
+        rollout(SB3VecEnv(DummyVectorEnv(countdowns())), 3)
 
 
 @pytest.mark.parametrize("form", ["tensors", "lists", "int32", "arrays"])
