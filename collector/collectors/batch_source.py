@@ -84,16 +84,7 @@ class BatchSource(LayerMark):
 
     def collect(self, request: BatchRequest) -> tuple[Any, Ended]:
         """Collect in a copied `contextvars` context, so that an interrupt cannot leave a changed exploration type."""
-        self._refuse_within_batch()
         return self._as_one_call((), lambda: copy_context().run(self._collect, request))
-
-    def _refuse_within_batch(self) -> None:
-        """Raise `RuntimeError` if a policy or step hook is the caller. (Else `recover` has cleared `_in_call`.)"""
-        if self._in_call is not None:
-            raise RuntimeError(
-                "this collector is collecting a batch: a policy or step hook cannot ask for another batch, and cannot "
-                "reset or seed envs that are stepping"
-            )
 
     def _collect(self, request: BatchRequest) -> tuple[Any, Ended]:
         self.clock.begin_batch()
@@ -155,14 +146,28 @@ class BatchSource(LayerMark):
         add_note(error, f"the collector was shut down because of this exception: {why}")
         return False
 
-    def recover(self) -> None:
-        """Discard a failed batch, unless the caller is the step hook or policy of this batch.
+    def cut(self, ids: np.ndarray) -> bool:
+        """Truncate episodes after this step, if the caller is a policy or step hook. Return whether it is."""
+        if self._in_call is None or self.has_steps_in_flight:
+            return False
+        self._recover(sys._getframe(1))
+        if self._in_call is not None:
+            self.episodes.cuts[ids] = True
+        return self._in_call is not None
 
-        Also abandon all episodes if another caller has stepped or reset the vector env since the last batch.
+    def recover(self) -> None:
+        """Discard a failed batch. Abandon all episodes if another caller has stepped or reset the vector env since.
+
+        Raises `RuntimeError` if the caller is the policy or step hook of a batch.
         """
         if self._in_call is not None:
             self._recover(sys._getframe(1))
-        elif self._round() != self._last_round:
+        if self._in_call is not None:
+            raise RuntimeError(
+                "this collector is collecting a batch: a policy or step hook cannot ask for another batch, and cannot "
+                "seed envs; SyncDataCollector.reset(ids) ends episodes after this step"
+            )
+        if self._round() != self._last_round:
             self._abandon(None)
 
     def _record_error(self, error: BaseException) -> None:
@@ -186,7 +191,6 @@ class BatchSource(LayerMark):
 
     def finish_steps(self, discard: bool) -> None:
         if (in_flight := self._in_flight) is not None:
-            self._refuse_within_batch()
             request = BatchRequest(0, False, on_step=self.extras(None))
             self._as_one_call((), lambda: in_flight.finish_steps(request, discard))
 

@@ -33,20 +33,17 @@ class RoundRecorder:
         buffer, episodes, (obs, reward, terminated, truncated, info) = self._buffer, self._episodes, step
         reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
         buffer.write_step(where, after, obs, reward, terminated, truncated)
-        ended = (by_env | truncated if episodes.limit else by_env).nonzero()[0]
-        last_obs, begun = None, list[int]()
-        if len(ended):
-            last_obs = nest.take(obs, ended)
-            for j, row in enumerate(ended.tolist()) if autoreset else ():
-                if by_env[row] and "final_obs" in info[row]:  # if not `by_env`, `final_obs` is the env's own entry
-                    nest.put(last_obs, j, info[row]["final_obs"])
-                    begun.append(row)
+        ended, last_obs, begun = self._ends(obs, by_env, truncated, info, autoreset)
         if self._on_step is not None:
             infos = info.copy()
             for row in begun:  # `info` is the info of the reset
                 infos[row] = {**info[row]["final_info"], "env_id": int(ids[row])}
             shown = StepBatch(ids, None, buffer.read("action", where), reward, terminated, truncated, obs, infos)
             self._show(where, shown, resets, ended, last_obs)
+        if episodes.cuts.any():
+            truncated = truncated | (episodes.take_cuts(ids) & ~by_env & (True if resets is None else ~resets))
+            buffer.write("truncated", where, truncated)
+            ended, last_obs, begun = self._ends(obs, by_env, truncated, info, autoreset)
         episodes.infos[ids] = info
         if resets is not None:
             self.begin(ids[resets], info[resets])
@@ -56,6 +53,17 @@ class RoundRecorder:
             if begun:
                 self.begin(ids[begun], info[begun])
         return len(ended) > 0
+
+    def _ends(self, obs: Any, by_env: np.ndarray, truncated: np.ndarray, info: Any, autoreset: bool) -> Any:
+        """Return rows of ended episodes, their last observations, and rows that workers have reset."""
+        ended, last_obs, begun = (by_env | truncated).nonzero()[0], None, list[int]()
+        if len(ended):
+            last_obs = nest.take(obs, ended)
+            for j, row in enumerate(ended.tolist()) if autoreset else ():
+                if by_env[row] and "final_obs" in info[row]:  # if not `by_env`, `final_obs` is the env's own entry
+                    nest.put(last_obs, j, info[row]["final_obs"])
+                    begun.append(row)
+        return ended, last_obs, begun
 
     def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
         self._episodes.begin(env_ids, infos)

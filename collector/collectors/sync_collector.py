@@ -307,11 +307,14 @@ class SyncDataCollector(BaseCollector):
         """Reset envs before their next step, and abandon their episodes in progress.
 
         `index`: ids or a mask; `None` means all. With `kwargs` (`seed`, `options`), the reset is immediate. Invalid ids
-        raise before any env changes.
+        raise before any env changes. If a step hook of a SyncDataCollector resets envs, without `kwargs`, the step that
+        the hook sees becomes the truncated end of these episodes.
         """
         self._config.refuse_with_seeds("reset()")
         n = self.env.env_num
         ids = np.arange(n) if index is None else as_ids(index, n)
+        if not kwargs and self._source.cut(ids):
+            return
         self._source.recover()
         self._finish_steps(discard=len(ids) == n)
         self._source.episodes.abandon(ids)
@@ -346,9 +349,10 @@ class SyncDataCollector(BaseCollector):
 
         strict: raise if the names of weights differ.
         """
-        self._load_progress(state_dict, strict, "env_state_dict", "frames", "iter")
         if not self._closed:
             self._source.recover()
+        self._load_progress(state_dict, strict, "env_state_dict", "frames", "iter")
+        if not self._closed:
             self._finish_steps(discard=True)  # first, because these steps would change the loaded statistics
         if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
             self.env.load_state_dict(state_dict["env_state_dict"])

@@ -171,14 +171,20 @@ def test_a_shutdown_within_a_batch_is_said(kind: type, tensors: bool) -> None:
 
 
 @kinds
-def test_a_batch_within_a_batch_is_refused(kind: type) -> None:
+def test_a_batch_and_a_reset_within_a_batch_are_refused(kind: type) -> None:
     with kind(DummyVectorEnv(countdowns(3, 4)), zeros, frames_per_batch=20) as collector:
-        uses = [lambda step: collector.next(), lambda step: collector.collect(n_episode=2)]
-        if kind is AsyncDataCollector:
-            uses += [lambda step: collector.reset(0), lambda step: collector.set_seed(0)]
-        for use in uses:
+        state = collector.state_dict() | {"frames": 99}
+        for use in (
+            lambda step: collector.next(),
+            lambda step: collector.collect(n_episode=2),
+            lambda step: collector.reset(0, seed=1),
+            lambda step: collector.set_seed(0),
+            lambda step: collector.load_state_dict(state),
+            *([lambda step: collector.reset(), lambda step: collector.reset(0)] if kind is AsyncDataCollector else ()),
+        ):
             with pytest.raises(RuntimeError, match="this collector is collecting a batch"):
                 collector.collect(n_step=20, on_step=use)
+            assert collector.frames == 0
             assert collector.collect(n_episode=4).lens.tolist() == [3, 3, 4, 4]
 
 
@@ -522,3 +528,39 @@ def test_a_step_hook_resets_only_the_envs_that_it_names() -> None:
 
         batch = collector.collect(n_step=8, on_step=reset_once).batch
         assert batch.obs[..., 2].tolist() == [[0, 1, 0, 1], [0, 1, 2, 3]]
+        assert batch.next.obs[..., 2].tolist() == [[1, 2, 1, 2], [1, 2, 3, 4]]
+        assert batch.truncated.tolist() == [[False, True, False, True], [False] * 4]
+        assert batch.step_count.tolist() == [[0, 1, 0, 1], [0, 1, 2, 3]]
+        assert batch.traj_ids.tolist() == [[0, 0, 2, 2], [1] * 4]
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("by", ["hook", "policy"])
+def test_a_reset_within_a_batch_ends_an_episode_with_its_last_observation(copy: bool, by: str) -> None:
+    """Also at the end of a batch, in a step that ends an episode, and for episodes that count."""
+    rng = np.random.default_rng(0)
+
+    def reset() -> None:
+        if rng.random() < 0.4:
+            ids = np.flatnonzero(rng.random(3) < 0.5)
+            collector.reset(ids if len(ids) else None)
+
+    def policy(obs: Any) -> np.ndarray:
+        if by == "policy":
+            reset()
+        return zeros(obs)
+
+    def hook(step: StepBatch) -> None:
+        assert (step.next_obs[:, 1] == step.obs[:, 1] + 1).all()
+        reset()
+
+    venv = DummyVectorEnv(countdowns(3, 4, 50), copy=copy)
+    with SyncDataCollector(venv, policy, frames_per_batch=12, info_keys=()) as collector:
+        for _ in range(20):
+            batch = collector.collect(n_step=12, on_step=hook if by == "hook" else None).batch
+            assert (batch.obs[..., 1] == batch.step_count).all()
+            assert (batch.next.obs == batch.obs + np.array([0, 1])).all()
+            assert (batch.terminated == (batch.next.obs[..., 1] == np.array([[3], [4], [50]]))).all()
+            stats = collector.collect(n_episode=4, on_step=hook if by == "hook" else None)
+            assert len(stats.lens) == stats.batch.done.sum() == 4
+            assert stats.batch.frames == stats.lens.sum()
