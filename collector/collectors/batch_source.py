@@ -22,6 +22,8 @@ from collector.policy.policy_call import Policy, exploring, requested_exploratio
 from collector.policy.weights import PolicyWeights
 from vecenv.extending import LayerMark, add_note, resets_in_step, warn_caller
 
+ON_EPISODE = "on_episode"
+
 
 class Loop(Protocol):
     def collect(self, request: BatchRequest) -> Any:
@@ -146,9 +148,13 @@ class BatchSource(LayerMark):
         add_note(error, f"the collector was shut down because of this exception: {why}")
         return False
 
+    def call_hook(self, hook: Callable[..., Any], episode: Any) -> None:
+        """Call `on_episode`. A batch or reset by the hook would change the episodes in progress, and raises."""
+        self._as_one_call(ON_EPISODE, lambda: hook(episode))
+
     def cut(self, ids: np.ndarray) -> bool:
         """Truncate episodes after this step, if the caller is a policy or step hook. Return whether it is."""
-        if self._in_call is None or self.has_steps_in_flight:
+        if self._in_call in (None, ON_EPISODE) or self.has_steps_in_flight:
             return False
         self._recover(sys._getframe(1))
         if self._in_call is not None:
@@ -158,14 +164,14 @@ class BatchSource(LayerMark):
     def recover(self) -> None:
         """Discard a failed batch. Abandon all episodes if another caller has stepped or reset the vector env since.
 
-        Raises `RuntimeError` if the caller is the policy or step hook of a batch.
+        Raises `RuntimeError` if the caller is the policy or a hook of a batch.
         """
         if self._in_call is not None:
             self._recover(sys._getframe(1))
         if self._in_call is not None:
             raise RuntimeError(
-                "this collector is collecting a batch: a policy or step hook cannot ask for another batch, and cannot "
-                "seed envs; SyncDataCollector.reset(ids) ends episodes after this step"
+                "this collector is collecting a batch: a policy or hook cannot ask for another batch, and cannot seed "
+                "envs; in a policy or step hook, SyncDataCollector.reset(ids) ends episodes after this step"
             )
         if self._round() != self._last_round:
             self._abandon(None)

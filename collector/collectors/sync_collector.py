@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -233,6 +234,7 @@ class SyncDataCollector(BaseCollector):
             batch, ended = self._collect(BatchRequest(frames, random, on_step=hook))
         else:
             episodes = EpisodeCollection(self._collect, self._abandon_started, self._config, self._source.episodes)
+            on_episode = None if on_episode is None else partial(self._source.call_hook, on_episode)
             with self._weights.kept():  # an update must wait for the end of all small batches
                 batch, ended = episodes.collect(count, BatchRequest(0, random, on_step=hook), on_episode, keep)
         steps = batch.frames if n_episode is None else int(ended.lens.sum())
@@ -244,13 +246,10 @@ class SyncDataCollector(BaseCollector):
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
         return render_hook(self.env, pause, on_step)
 
-    def _abandon_started(self) -> np.ndarray:
+    def _abandon_started(self) -> None:
         self._source.recover()
-        episodes = self._source.episodes
-        abandoned: np.ndarray = episodes.ids[episodes.taken > 0]  # read first: `_finish_steps` may end episodes
         self._finish_steps(discard=True)
-        episodes.abandon(np.flatnonzero(episodes.taken))
-        return abandoned
+        self._source.episodes.abandon(np.flatnonzero(self._source.episodes.taken))
 
     def _make_evaluator(self, env: Any) -> SyncDataCollector:
         module = self._source.policy.module

@@ -23,14 +23,13 @@ STEPS_PER_CHECK = 64
 class EpisodeCollection:
     """Collection of whole episodes in several small batches.
 
-    collect: returns a small batch and the ended episodes.
-    abandon_started: abandons the episodes in progress, and returns their ids.
+    collect: returns a small batch and the ended episodes. abandon_started: abandons the episodes in progress.
     """
 
     def __init__(
         self,
         collect: Callable[[BatchRequest], tuple[Any, Ended]],
-        abandon_started: Callable[[], np.ndarray],
+        abandon_started: Callable[[], None],
         config: CollectorConfig,
         episodes: Episodes,
     ) -> None:
@@ -61,8 +60,16 @@ class EpisodeCollection:
         ends = [each._replace(returns=self._reward_shape.fit(each.returns)) for each in ends]
         all_ends = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
         order = np.argsort(all_ends.env_ids, kind="stable")
-        unfinished = self._abandon_started()  # not empty if the interruptor stopped the collection
-        return concatenate(batches, [unfinished]) if keep else None, Ended(*(column[order] for column in all_ends))
+        self._abandon_started()
+        return _whole(batches) if keep else None, Ended(*(column[order] for column in all_ends))
+
+
+def _whole(batches: list[FlatRollout]) -> FlatRollout:
+    """Join batches without the steps of episodes that were stopped or abandoned."""
+    started, ended = (
+        np.concatenate(ids) for ids in zip(*((b.traj_ids, b.traj_ids[b.done]) for b in batches), strict=True)
+    )
+    return concatenate(batches, [np.setdiff1d(started, ended)])
 
 
 def check_collect(

@@ -470,3 +470,35 @@ class TestStats:
             stats = collector.collect(n_episode=4)
             assert collector.rollout().reward.shape == (2, 4, 2)
         assert stats.returns.tolist() == [[3, 6], [3, 6], [4, 10], [4, 10]]
+
+
+@kinds
+@pytest.mark.parametrize("copies", [True, False])
+def test_the_batch_has_only_whole_episodes_whatever_on_episode_does(kind: type, copies: bool) -> None:
+    def collect(use: Any) -> Any:
+        calls: list[Any] = []
+
+        def on_episode(episode: Any) -> None:
+            calls.append(episode)
+            if len(calls) == 2:
+                use()
+
+        return collector.collect(n_episode=6, on_episode=on_episode)
+
+    venv = DummyVectorEnv(countdowns(30, 50, 70), copy=copies)
+    with kind(venv, zeros, frames_per_batch=9) as collector:
+        state = collector.state_dict()
+        for use in (
+            collector.next,
+            collector.reset,
+            lambda: collector.reset(1),
+            lambda: collector.set_seed(0),
+            lambda: collector.load_state_dict(state),
+            lambda: collector.collect(n_episode=1),
+        ):
+            with pytest.raises(RuntimeError, match="this collector is collecting a batch"):
+                collect(use)
+        stats = collect(venv.reset) if kind is SyncDataCollector else collect(lambda: None)
+        assert stats.lens.tolist() == [30, 30, 50, 50, 70, 70]
+        assert stats.batch.frames == stats.lens.sum()
+        assert stats.batch.done.sum() == 6
