@@ -606,6 +606,19 @@ class TestWhatDoesNotFit:
         assert (batch.extras["v"] == 2).all()
         assert not any(state.requires_grad for state in states[1:])
 
+    @pytest.mark.parametrize("options", [{}, {"policy_device": "cpu"}])
+    def test_a_list_has_a_tensor_per_row(self, options: dict[str, str]) -> None:
+        torch = pytest.importorskip("torch")
+        weight = torch.full((1,), 0.5, requires_grad=True)
+
+        def policy(obs: Any) -> Any:
+            return {"action": [weight * 2 for _ in obs], "v": [weight.sum() for _ in obs], "b": [weight.bfloat16()] * 2}
+
+        batch = collect(policy, pendulums(2), **options)
+        assert (batch.action == 1).all()
+        assert batch.extras["v"].tolist() == [[0.5] * 8] * 2
+        assert batch.extras["b"].shape == (2, 8, 1)
+
     def test_a_distribution_without_a_mode_is_named(self) -> None:
         torch = pytest.importorskip("torch")
 
