@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from collector.device.tensors import as_tensor
 from vecenv import nest
 
 try:
@@ -50,7 +51,7 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
 
 def call_with_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, Any]:
     """Call the policy. Return the entries that the policy added. `interaction` names an `InteractionType`."""
-    tensors = nest.map(torch.as_tensor, obs)
+    tensors = nest.map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else as_tensor(leaf), obs)
     first = next(nest.leaves(tensors))
     inputs = TensorDict(_observations(tensors), batch_size=[len(first)], device=first.device)
     known = set(inputs.keys(True, True))

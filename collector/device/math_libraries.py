@@ -65,12 +65,12 @@ def full_rows(rows: int) -> int:
 def rows_are_exact(rows: int, device: torch.device) -> bool:
     """Test whether a row of a matrix product has the same bits at each position of a batch of `rows` rows."""
     _ask_for_reproducible()
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     with torch.inference_mode():
         for inputs in (6, 17, 64, 376):
             for outputs in (1, 6, 64):
-                weight = torch.randn(outputs, inputs, generator=generator).to(device)
-                batch = torch.randn(rows, inputs, generator=generator).to(device)
+                weight = torch.randn(outputs, inputs, generator=generator, device="cpu").to(device)
+                batch = torch.randn(rows, inputs, generator=generator, device="cpu").to(device)
                 product = torch.nn.functional.linear(batch, weight)
                 for shift in range(1, min(rows, 5)):
                     moved = torch.nn.functional.linear(batch.roll(shift, 0), weight)

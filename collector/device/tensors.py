@@ -167,7 +167,7 @@ class Transfer:
         return buffer[:rows]
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def upload(self, source: torch.Tensor) -> torch.Tensor:
         return source.to(self.device, non_blocking=True)

@@ -175,7 +175,7 @@ def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
     if dtype not in (torch.float16, torch.float32, torch.float64):
         raise TypeError(f"reward_dtype must be torch.float16, torch.float32 or torch.float64; got {dtype!r}")
-    return torch.empty(0, dtype=dtype).numpy().dtype
+    return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
 
 
 class TransformedOnDevice(TransformedVectorEnv):

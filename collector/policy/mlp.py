@@ -50,15 +50,17 @@ class MLPPolicy(nn.Module):
         hidden = check_count("hidden", hidden)
         first, second, last = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
         self.net = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
+        self.to(first.weight.device)  # torch.set_default_device moves the layers, but not the buffers
 
     def forward(self, obs: torch.Tensor) -> distributions.Distribution:
         """Return the distribution of actions for a batch of observations."""
         observation_space, action_space = self._spaces
+        dtype = next(self.parameters()).dtype
         if isinstance(observation_space, spaces.Discrete):
             indices = obs.long() - int(observation_space.start)
-            rows = nn.functional.one_hot(indices, int(observation_space.n)).float()
+            rows = nn.functional.one_hot(indices, int(observation_space.n)).to(dtype)
         else:
-            rows = obs.flatten(1).float()
+            rows = obs.flatten(1).to(dtype)
             if observation_space.dtype == np.uint8:
                 rows = rows * (1 / 255)
         output = self.net(rows)

@@ -12,12 +12,14 @@ torch = pytest.importorskip("torch")
 
 from gymnasium import spaces  # noqa: E402
 
-from collector import TorchVectorEnv  # noqa: E402
+from collector import MLPPolicy, SyncDataCollector, TorchVectorEnv  # noqa: E402
+from collector.device.math_libraries import rows_are_exact  # noqa: E402
 from collector.device.tensors import resolve_device  # noqa: E402
 from tests.support.backends import FULL  # noqa: E402
 from tests.support.cases import Records, Writes, counting, playing  # noqa: E402
 from tests.support.device_double import LateTransfer  # noqa: E402
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest  # noqa: E402
+from vecenv.transforms import RewardSum, VecNorm  # noqa: E402
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
@@ -252,6 +254,41 @@ class TestAround:
             assert (rew.dtype, rew.tolist()) == (torch.float32, [1, 1, 1])
             assert terminated.dtype == torch.bool
             assert isinstance(info, dict)
+
+
+class TestDefaultDevice:
+    """`torch.set_default_device` changes where torch makes tensors, but not the device of a vector env or policy.
+
+    The device "meta" stands for a GPU, because its tensors cannot become arrays.
+    """
+
+    @pytest.mark.parametrize("transforms", [None, [VecNorm(), RewardSum()]])
+    def test_a_vector_env_of_tensors(self, transforms: Any) -> None:
+        with torch.device("meta"), TorchVectorEnv(DummyVectorEnv(counting(2)), "cpu", transforms=transforms) as venv:
+            venv.reset(seed=0)
+            obs, rew, *_ = venv.step(np.zeros(2, np.int64))
+            assert {leaf.device.type for leaf in nest.leaves((obs, rew))} == {"cpu"}
+
+    def test_the_test_of_exact_rows(self) -> None:
+        with torch.device("meta"):
+            assert rows_are_exact.__wrapped__(1, torch.device("cpu"))
+
+    def test_a_policy_that_takes_a_tensordict(self) -> None:
+        tensordict_nn = pytest.importorskip("tensordict.nn")
+        net = torch.nn.Linear(4, 2)
+        policy = tensordict_nn.TensorDictModule(
+            lambda obs: net(obs).argmax(-1), in_keys=["observation"], out_keys=["action"]
+        )
+        with torch.device("meta"):
+            env_fns = [lambda: gymnasium.make("CartPole-v1")] * 2
+            with SyncDataCollector(env_fns, policy, frames_per_batch=4) as collector:
+                assert collector.next().frames == 4
+
+    def test_the_buffers_of_the_mlp_policy(self) -> None:
+        space = spaces.Box(-1, 1, (2,))
+        with torch.device("meta"):
+            policy = MLPPolicy(space, space)
+        assert {each.device.type for each in policy.state_dict().values()} == {"meta"}
 
 
 class TestBadInput:

@@ -198,6 +198,15 @@ class TestTorchPolicies:
             likeliest = policy(self.torch.from_numpy(batch.obs.reshape(-1, *batch.obs.shape[2:]))).mode.numpy()
         np.testing.assert_allclose(batch.action.reshape(likeliest.shape), likeliest, rtol=1e-5, atol=1e-6)
 
+    @pytest.mark.parametrize("observations", [spaces.Discrete(5), spaces.Box(0, 255, (3,), np.uint8)])
+    def test_the_mlp_computes_in_the_type_of_its_weights(self, observations: Any) -> None:
+        from collector import MLPPolicy
+
+        obs = self.torch.as_tensor(np.stack([observations.sample() for _ in range(4)]))
+        policy = MLPPolicy(observations, spaces.Discrete(3))
+        assert policy(obs).logits.dtype == self.torch.float32
+        assert policy.double()(obs).logits.dtype == self.torch.float64
+
     def test_the_mlp_refuses_spaces_that_it_does_not_know(self) -> None:
         from collector import MLPPolicy
 
