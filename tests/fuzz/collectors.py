@@ -272,7 +272,7 @@ class Fuzz(Program):
         """The action in the row that is compared, and whether it was drawn."""
         self.samples = self.reference() if self.policy == "noisy" else {}
         self.cutter, self.played, self.over = EpisodeCutter(), set[int](), False
-        self.restart = [False] * n
+        self.restart, self.cuts = [False] * n, False
 
     def close(self) -> None:
         if hasattr(self, "collector"):
@@ -307,12 +307,18 @@ class Fuzz(Program):
                     break
                 if self.given[1] and "action_mask" in info:
                     assert info["action_mask"][action], f"env {i} drew {action}, which is not allowed"
-                truncated = truncated or t + 1 == self.most
+                truncated = truncated or t + 1 == self.most or (self.cuts and reward > 0.5 and not terminated)
                 over = terminated or truncated
                 yield obs, action, reward, terminated, truncated, following, t, after.get("action_mask"), of_info(after)
                 obs, info, t = following, after, t + 1
                 over |= self.restart[i]
                 self.restart[i] = False
+
+    def told_and_cut(self, step: Any) -> Any:
+        """A step hook that resets the envs with a high reward, which truncates their episodes."""
+        if self.cuts and (high := step.reward > 0.5).any():
+            self.collector.reset(step.env_id[high])
+        return told(step)
 
     @rule(hooked=st.booleans())
     def batch(self, hooked: bool) -> None:
@@ -320,8 +326,10 @@ class Fuzz(Program):
             return
         try:
             if hooked and self.numbered is None and not self.at_each_iter:
-                batch = self.collector.collect(n_step=self.frames, on_step=told).batch
+                self.cuts = not self.is_async
+                batch = self.collector.collect(n_step=self.frames, on_step=self.told_and_cut).batch
             else:
+                self.cuts = False
                 batch = self.collector.next()
         except ArithmeticError:
             self.resume()
