@@ -158,7 +158,7 @@ class BatchSource(LayerMark):
             return False
         self._recover(sys._getframe(1))
         if self._in_call is not None:
-            self.episodes.cuts[ids] = True
+            self.episodes.cuts.update(ids.tolist())
         return self._in_call is not None
 
     def recover(self) -> None:

@@ -40,7 +40,7 @@ class RoundRecorder:
                 infos[row] = {**info[row]["final_info"], "env_id": int(ids[row])}
             shown = StepBatch(ids, None, buffer.read("action", where), reward, terminated, truncated, obs, infos)
             self._show(where, shown, resets, ended, last_obs)
-        if episodes.cuts.any():
+        if episodes.cuts:
             truncated = truncated | (episodes.take_cuts(ids) & ~by_env & (True if resets is None else ~resets))
             buffer.write("truncated", where, truncated)
             ended, last_obs, begun = self._ends(obs, by_env, truncated, info, autoreset)

@@ -49,8 +49,8 @@ class Episodes:
         """int64 `(N,)`: seed of the reserved episode, or -1."""
         self.taken = np.zeros(env_num, np.int64)
         """int64 `(N,)`: steps taken in the episode in `ids`."""
-        self.cuts = np.zeros(env_num, np.bool_)
-        """bool `(N,)`: True if a step hook has asked to truncate the episode after this step."""
+        self.cuts = set[int]()
+        """Ids of the envs whose episodes a step hook has asked to truncate after this step."""
         self.broken = 0
         """Number of episodes that ended because their env failed."""
         self.first_failure = ""
@@ -66,7 +66,7 @@ class Episodes:
     def begin_batch(self) -> None:
         if self._source is not None:
             self._assign(np.flatnonzero(self.ids < 0))
-        self.cuts[:] = False
+        self.cuts.clear()
         self._log = [(self._envs, self.ids.copy(), self.seeds.copy())]
         self._taken_before = self.taken.copy()
 
@@ -100,9 +100,9 @@ class Episodes:
         return self.reward_shape.fit(reward), terminated, truncated, by_env
 
     def take_cuts(self, ids: np.ndarray) -> np.ndarray:
-        """Return `cuts` of the envs `ids`, and clear all `cuts`."""
-        found = self.cuts[ids]
-        self.cuts[:] = False
+        """Return for each of the envs `ids` whether it is in `cuts`, and clear all `cuts`."""
+        found = np.isin(ids, list(self.cuts))
+        self.cuts.clear()
         return found
 
     def end(self, ids: np.ndarray, ended: np.ndarray, info: Any, quota: np.ndarray | None) -> np.ndarray | None:
