@@ -144,4 +144,4 @@ def fuzz(examples: int) -> Any:
 
 
 test_a_mutated_folder_is_read_or_refused = FULL(fuzz(60))
-test_so_are_many = pytest.mark.slow(fuzz(3000))
+test_so_are_many = pytest.mark.timeout(900)(pytest.mark.slow(fuzz(3000)))
