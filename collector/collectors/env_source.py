@@ -104,6 +104,11 @@ def below_facade(env: Any) -> Any:
     return below if hasattr(below, "env_num") else env
 
 
+def is_wrapped(source: Any) -> bool:
+    """Return True if `make_vector_env` wraps a gymnasium VectorEnv, which the end of an unreleased wrapper closes."""
+    return isinstance(below_facade(source), VectorEnv)
+
+
 def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
     """Wrap the vector env in transforms that run on `device` (default: the policy's device)."""
     if transforms is None:

@@ -7,13 +7,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
 
 from collector.basics.interruptor import Interruptor
 from collector.batch.rollout import Rollout, truncate_last
 from collector.batch.step_extras import StepBatch
 from collector.collectors.batch_request import BatchRequest
-from collector.collectors.env_source import below_facade, make_vector_env
+from collector.collectors.env_source import is_wrapped, make_vector_env
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.action_trees import action_layouts
 from collector.policy.collector_policy import masks_in
@@ -78,9 +77,7 @@ def rollout(
         collector = _RolloutCollector(venv, policy, frames_per_batch=frames, interruptor=stop)
         batch = collector.collect_rollout(quota, call, obs)
     finally:
-        if isinstance(
-            below_facade(venv_or_env), VectorEnv
-        ):  # else the end of `venv` would close the caller's VectorEnv
+        if is_wrapped(venv_or_env):
             venv.release()
     if set_truncated:
         truncate_last(batch)

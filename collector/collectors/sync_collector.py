@@ -21,8 +21,8 @@ from collector.collectors.batch_source import BatchSource, Loops
 from collector.collectors.collector_config import CollectorConfig
 from collector.collectors.env_source import (
     VectorEnvMaker,
-    below_facade,
     check_synchronous,
+    is_wrapped,
     make_vector_env,
     vector_env_remaker,
     with_transforms,
@@ -132,7 +132,7 @@ class SyncDataCollector(BaseCollector):
         self.reset_at_each_iter, self.set_truncated = reset_at_each_iter, set_truncated
         self.env = make_vector_env(create_env_fn, create_env_kwargs, make)
         is_own = self.env is not create_env_fn and not isinstance(create_env_fn, VectorEnv)
-        self._releases_env = isinstance(below_facade(create_env_fn), VectorEnv)
+        self._releases_env = is_wrapped(create_env_fn)
         try:
             make.check_used()
             self._open(create_env_fn, create_env_kwargs, make, transforms)
@@ -390,5 +390,5 @@ class SyncDataCollector(BaseCollector):
                 self._source.policy.close()
             if env_too:
                 self.env.close()
-            elif self._releases_env:  # else the end of `self.env` would close the caller's VectorEnv
+            elif self._releases_env:
                 self.env.release()

@@ -15,7 +15,7 @@ from collector.jobs.job_progress import METRICS, spread
 from collector.jobs.names import TRANSFORM, find_class, is_listed
 from collector.store import schema
 from collector.store.dataset import Dataset
-from collector.store.dataset_folder import ALLOWED_NAMES, check_outside, writing
+from collector.store.dataset_folder import check_extra, writing
 from collector.store.safe_folder import SafeFolder
 from vecenv.extending import Freezable
 
@@ -108,8 +108,7 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     cannot be written, and `ImportError` without matplotlib.
     """
     data, path = Dataset(folder), Path(folder) / PICTURE if out is None else Path(out)
-    if not ALLOWED_NAMES.fullmatch(path.name):
-        check_outside(path)
+    check_extra(path)
     job = data.head.get("job") or {}
     lines = [line for line in read_metrics(folder) if {"time", "steps_per_second"} <= line.keys()]
     figure = import_figure()(figsize=(8, 8 if lines else 6), layout="constrained")

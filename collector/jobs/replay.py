@@ -24,7 +24,7 @@ from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
 from collector.jobs.player import Player
 from collector.store.dataset import Dataset
-from collector.store.dataset_folder import ALLOWED_NAMES, check_outside, writing
+from collector.store.dataset_folder import check_extra, writing
 from collector.store.safe_folder import SafeFolder
 from vecenv import ShmemVectorEnv, nest
 from vecenv.extending import cast_exactly
@@ -182,8 +182,7 @@ def make_videos(
     if missing := [number for number in numbers if number not in places]:
         raise JobError(f"{folder} has no episode {missing[0]}; it has {len(data)} episodes")
     where = (str(data.folder), VIDEOS) if out is None else (os.path.abspath(out), "")
-    if not ALLOWED_NAMES.fullmatch(Path(*where).name):
-        check_outside(Path(*where))
+    check_extra(Path(*where))
     _open_video_folder(where).close()
     episodes = [data[places[number]] for number in dict.fromkeys(numbers)]
     if not episodes:

@@ -43,6 +43,12 @@ def check_outside(path: Path) -> None:
             raise DatasetError(f"{path} is inside of the data set {above}; choose another place")
 
 
+def check_extra(path: Path) -> None:
+    """Raise `DatasetError` if a file or folder would be inside of a data set, with a name that writers refuse."""
+    if not ALLOWED_NAMES.fullmatch(path.name):
+        check_outside(path)
+
+
 def open_locked(path: Path, context: ExitStack) -> tuple[SafeFolder, FolderLock]:
     """Open and lock a folder. Create the folder if it is missing."""
     if not path.exists() and path.parent.name != SHARDS:  # tasks on a cluster write parts into this folder
