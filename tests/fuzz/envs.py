@@ -256,6 +256,8 @@ def difference(got: Any, want: Any, at: str = "", *, rounds: bool = False) -> st
         return difference(list(got.ravel()), list(want.ravel()), at, rounds=rounds)
     if type(got) is not type(want) and not (isinstance(want, Mapping) and isinstance(got, Mapping)):
         return f"{at}: {kind_of(got)} {got!r}, expected {kind_of(want)} {want!r}"
+    if rounds and isinstance(want, (float, np.floating)):
+        return difference(np.asarray(got), np.asarray(want), at, rounds=True)
     if isinstance(want, Mapping):
         if list(got) != list(want) and got.keys() != want.keys():
             return f"{at}: keys {list(got)}, expected {list(want)}"
