@@ -171,8 +171,8 @@ class Fuzz(Program):
         if seed is None or not (row[2] or row[3]):
             return row
         first = self.call_oracle(i, "reset", **({} if seed < 0 else {"seed": seed}))
-        if isinstance(first, Failed):
-            return Failed(first.error, row)
+        if isinstance(first, Failed):  # a worker that dies takes the row of the last step with it
+            return Failed(first.error, None if first.error == "die" else row)
         return (first[0], *row[1:4], {**first[4], "final_obs": row[0], "final_info": row[4]})
 
     def cut_off(self, i: int, failed: Failed) -> Any:
