@@ -47,9 +47,9 @@ class Episode:
 
     @property
     def total_reward(self) -> float:
-        """Return of the episode; may overflow to infinity."""
+        """Sum of all rewards of the episode; may overflow to infinity."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return float(np.asarray(self.reward, np.float64).sum())
+            return float(np.asarray(self.reward, np.float64).sum(0).sum())
 
     @property
     def nbytes(self) -> int:
@@ -101,19 +101,26 @@ class EpisodeBatch:
 
     @cached_property
     def returns(self) -> np.ndarray:
-        """float64 `(E,)`: sums of rewards, bitwise equal to `Episode.total_reward`."""
+        """float64 `(E,)`, or `(E, m)` for vectors of m rewards: sum over the steps of each episode."""
         reward, offsets = np.asarray(self.reward, np.float64), self.offsets
         with np.errstate(over="ignore", invalid="ignore"):
             # `reduceat` adds in another order than `sum`. Sums of integers are exact in any order.
             exact = bool((reward == np.rint(reward)).all() and np.abs(reward).sum() < 2**53)
             if reward.ndim == 1 and exact and len(self):
                 return np.add.reduceat(reward, offsets[:-1])
-            return np.array([reward[a:b].sum() for a, b in pairwise(offsets.tolist())], np.float64)
+            sums = [reward[a:b].sum(0) for a, b in pairwise(offsets.tolist())]
+            return np.array(sums, np.float64).reshape(len(self), *reward.shape[1:])
+
+    @property
+    def total_rewards(self) -> np.ndarray:
+        """float64 `(E,)`: sums of all rewards, bitwise equal to `Episode.total_reward`."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.returns if self.returns.ndim == 1 else self.returns.sum(1)
 
     @property
     def not_finite(self) -> np.ndarray:
         """int64 `(k,)`: indices of episodes with a NaN or infinite return."""
-        return np.flatnonzero(~np.isfinite(self.returns))
+        return np.flatnonzero(~np.isfinite(self.total_rewards))
 
     def select(self, which: slice | np.ndarray) -> EpisodeBatch:
         """Return the episodes of `which`: views for a slice with step 1, copies for a mask `(E,)`."""

@@ -53,7 +53,7 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
     - `statistics`: a line for each transform with frozen statistics, and for each of vecenv's transforms with
       running statistics.
     - `episodes`, `steps`, `shards`, `bytes`: counts.
-    - `returns`, `lengths`: mean, deviation, min and max; null without episodes.
+    - `returns`, `lengths`: mean, deviation, min and max; null without episodes. A return is the sum of all rewards.
     - `failed`: counts of retries ("retried") and of skipped episodes ("skipped").
     - `seconds`, `steps_per_second`: of the last run; null without metrics.
     """
@@ -66,7 +66,7 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
         "statistics": statistics_in_words(job),
         "episodes": len(data),
         "steps": data.steps,
-        "returns": spread(data.returns),
+        "returns": spread(data.total_rewards),
         "lengths": spread(data.lengths),
         "failed": data.failed,
         **{name: last.get(name) for name in ("seconds", "steps_per_second")},
@@ -113,7 +113,7 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     lines = [line for line in read_metrics(folder) if {"time", "steps_per_second"} <= line.keys()]
     figure = import_figure()(figsize=(8, 8 if lines else 6), layout="constrained")
     axes = figure.subplots(3 if lines else 2)
-    _draw_episodes(axes[0], np.asarray(data.returns, float), "return")
+    _draw_episodes(axes[0], np.asarray(data.total_rewards, float), "return")
     _draw_episodes(axes[1], np.asarray(data.lengths, float), "length")
     axes[0].set_title(f"{job.get('env', Path(folder))}, {job.get('policy', '')}".rstrip(", "), parse_math=False)
     axes[0].legend(loc="upper right")

@@ -239,7 +239,7 @@ class Player:
                 self.statistics = [*found, *(self.statistics or [])[len(found) :]]
             self.progress.bottleneck = batches.stats().bottleneck_share
             self._head = self._head or job_head(self.job, batches, self.device, policy_hash)
-            lengths, returns = episodes.lengths.tolist(), episodes.returns.tolist()
+            lengths, returns = episodes.lengths.tolist(), episodes.total_rewards.tolist()
             statistics = self.statistics if self._has_statistics else None
             yield PlayedEpisodes(self._head, lengths, returns, episodes, statistics)
         for number, length in zip(episodes.episode.tolist(), lengths, strict=True):

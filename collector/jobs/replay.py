@@ -35,8 +35,11 @@ OTHER_OUT = "pass another --out"
 NO_DISPLAY = (
     "; without a display, envs of MuJoCo and dm_control need MUJOCO_GL=egl, or MUJOCO_GL=osmesa, in the environment"
 )
-HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
-"""Default environment variables of a rendering worker, so that pygame needs no display."""
+HEADLESS = {"SDL_VIDEODRIVER": "offscreen,dummy", "SDL_AUDIODRIVER": "dummy"}
+"""Default environment variables of a rendering worker, so that pygame needs no display.
+
+The first driver that exists is used. highway-env 1.12.1 reads "dummy" alone as "do not draw".
+"""
 
 
 def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: Iterable[str] = ()) -> dict[int, str]:
@@ -178,7 +181,7 @@ def make_videos(
     data, job = Dataset(folder), load_stored_job(Path(folder), allow_import)
     places = {int(number): i for i, number in enumerate(data.numbers)}
     if numbers is None:
-        numbers = [int(data.numbers[int(np.argmax(data.returns))])] if len(data) else []
+        numbers = [int(data.numbers[int(np.argmax(data.total_rewards))])] if len(data) else []
     if missing := [number for number in numbers if number not in places]:
         raise JobError(f"{folder} has no episode {missing[0]}; it has {len(data)} episodes")
     where = (str(data.folder), VIDEOS) if out is None else (os.path.abspath(out), "")
@@ -197,7 +200,14 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, job: Job, episodes: Sequence[Episode], where: tuple[str, str]) -> None:
         for name, value in HEADLESS.items():
             os.environ.setdefault(name, value)
-        super().__init__(make_env(job, render_mode="rgb_array"))
+        try:
+            env = make_env(job, render_mode="rgb_array")
+        except JobError:
+            raise
+        except Exception as error:
+            text = f'{job.env} cannot be made with render_mode="rgb_array": {type(error).__name__}: {error}'
+            raise JobError(text) from error
+        super().__init__(env)
         self._job, self._episodes, self._where = job, episodes, where
 
     def render_all(self) -> list[Video]:

@@ -138,7 +138,19 @@ class Dataset:
 
     @property
     def returns(self) -> np.ndarray:
-        """float64 `(episodes,)`: sum of rewards per episode."""
+        """float64 `(episodes,)`, or `(episodes, m)` for vectors of m rewards: sum over the steps of each episode.
+
+        With vectors, this reads the rewards of all episodes.
+        """
+        row = () if self.layout is None else self.layout.rows["reward"].shape
+        if not row:
+            return self.total_rewards
+        sums = [self._shards[int(entry["shard"])].returns[int(entry["position"])] for entry in self._index]
+        return np.array(sums).reshape(len(self), *row)
+
+    @property
+    def total_rewards(self) -> np.ndarray:
+        """float64 `(episodes,)`: sum of all rewards of each episode, such as the rewards of all agents."""
         return self._index["returns"].copy()
 
     @property

@@ -153,7 +153,7 @@ class Shards:
         """Check a shard again, and its rewards against the manifest. Raises `DatasetError`."""
         self._checked.discard(which)
         self._open.pop(which, None)
-        if not np.allclose(self[which].returns, self._entries(which)["returns"], rtol=1e-9, atol=1e-9):
+        if not np.allclose(self[which].total_rewards, self._entries(which)["returns"], rtol=1e-9, atol=1e-9):
             raise DatasetError(
                 f"the rewards in {self.root / self.records[which].shard} do not add up to the returns in {MANIFEST}; "
                 "restore the shard, or collect again"

@@ -215,7 +215,7 @@ class StoreWriter(Closable):
                     steps=sum(len(batch.reward) for batch in batches),
                     episodes=np.concatenate([batch.episode for batch in batches]).tolist(),
                     lengths=np.concatenate([batch.lengths for batch in batches]).tolist(),
-                    returns=np.concatenate([batch.returns for batch in batches]).tolist(),
+                    returns=np.concatenate([batch.total_rewards for batch in batches]).tolist(),
                     failed=note.failed,
                     state=note.state,
                 )

@@ -219,6 +219,20 @@ class Drawn(gymnasium.Env):
         return np.array([self._taken + self._offset], np.float32)
 
 
+class DrawnOnSurface(Drawn):
+    """Env whose pictures are black if SDL draws with the driver "dummy", as in highway-env 1.12.1."""
+
+    def render(self) -> Any:
+        return super().render() * (os.environ.get("SDL_VIDEODRIVER") != "dummy")
+
+
+class WithoutModes(Drawn):
+    """Env whose constructor takes no `render_mode`, as in or-gym-inventory 1.0.0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
 class Large(gymnasium.Env):
     """Env with observations of 40 kB and episodes of one step. Step 300 raises."""
 

@@ -57,7 +57,9 @@ def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
             )
             seeds += block.seed.tolist()
             env_ids += block.env_id.tolist()
-    numbers = {"episode": dataset.numbers, "length": dataset.lengths, "return": dataset.returns}
+    returns = dataset.returns
+    numbers = {"episode": dataset.numbers, "length": dataset.lengths}
+    numbers["return"] = _column_of(returns, _field("return", np.dtype((returns.dtype, returns.shape[1:]))).type)
     known = pa.array([None if seed < 0 else seed for seed in seeds], pa.int64())
     parquet.write_table(pa.table({**numbers, "seed": known, "env_id": env_ids}), out / "episodes.parquet")
 

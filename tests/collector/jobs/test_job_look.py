@@ -179,10 +179,11 @@ class TestPictures:
         assert blue.sum() > 50, "a dot for each episode"
         assert red.sum() > 200, "the line of the mean"
 
-    def test_a_video_has_all_pictures_in_an_even_size(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("env", ["Drawn", "DrawnOnSurface"])
+    def test_a_video_has_all_pictures_in_an_even_size(self, env: str, tmp_path: Path) -> None:
         pytest.importorskip("imageio_ffmpeg")
         cv2 = pytest.importorskip("cv2")
-        run_job(job(**DRAWN), tmp_path)
+        run_job(job(env=f"{HERE}:{env}", episodes=3), tmp_path)
         videos = make_videos(tmp_path, [2, 0], allow_import=[HERE])
         assert [(video.number, video.difference) for video in videos] == [(0, ""), (2, "")]
         reader, frames = cv2.VideoCapture(videos[1].path), list[Any]()
@@ -216,6 +217,9 @@ class TestPictures:
         run_job(job(env=f"{HERE}:Undrawn", episodes=2), tmp_path / "b")
         with pytest.raises(JobError, match=r"cannot be rendered: RuntimeError: no OpenGL context.*MUJOCO_GL=egl"):
             make_videos(tmp_path / "b", [0], allow_import=[HERE])
+        run_job(job(env=f"{HERE}:WithoutModes", episodes=1), tmp_path / "c")
+        with pytest.raises(JobError, match='WithoutModes cannot be made with render_mode="rgb_array": TypeError: .*'):
+            make_videos(tmp_path / "c", [0], allow_import=[HERE])
 
     @FULL
     def test_without_a_display_the_error_of_mujoco_is_said(self, tmp_path: Path) -> None:

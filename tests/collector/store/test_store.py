@@ -22,15 +22,16 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from collector import Dataset, DatasetError, Episode, StoreWriter, make_head
+from collector import Collector, Dataset, DatasetError, Episode, RecordEpisodes, StoreWriter, export, make_head
 from collector.episodes.episode import columns_of
 from collector.store import safe_folder
 from collector.store.dataset_folder import check_folder
 from collector.store.dataset_head import space_from_json, space_to_json
 from collector.store.safe_folder import FolderInUseError, SafeFolder
 from tests.support.backends import FULL
+from tests.support.countdown import Countdown, PaysTwo
 from tests.support.stored import ACTION, LENGTHS, OBS, assert_same, episode, head, tree_episode, write
-from vecenv import nest
+from vecenv import DummyVectorEnv, nest
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 EPISODES = ("offsets", "episode", "seed", "env_id")
@@ -108,6 +109,21 @@ class TestReading:
         data = Dataset(tmp_path / "a")
         assert data.returns.tolist() == [float(reward.sum())] * 3
         assert [each.total_reward for each in given] == [each.total_reward for each in data] == data.returns.tolist()
+
+    def test_returns_of_vector_rewards_have_a_column_per_reward_as_in_collect(self, tmp_path: Path) -> None:
+        """rware 2.0.0 and lbforaging 3.0.1 return a reward per agent."""
+        with RecordEpisodes(DummyVectorEnv([lambda: PaysTwo(Countdown(4))] * 2), tmp_path / "a") as venv:
+            collected = Collector(venv, frames_per_batch=8).collect(n_episode=4).returns
+        data = Dataset(tmp_path / "a")
+        assert collected.tolist() == data.returns.tolist() == [[4.0, 8.0]] * 4
+        assert data[1:3].returns.tolist() == [[4.0, 8.0]] * 2
+        assert data.total_rewards.tolist() == [each.total_reward for each in data] == [12.0] * 4
+        assert data[:0].returns.shape == (0, 2)
+        assert data.verify() == []
+        parquet = pytest.importorskip("pyarrow.parquet")
+        export(data, "parquet", tmp_path / "b")
+        found = parquet.read_table(tmp_path / "b" / "episodes.parquet")["return"]
+        assert found.to_pylist() == data.returns.tolist()
 
     def test_what_is_returned_belongs_to_the_caller_and_a_part_or_a_copy_is_a_data_set(self, tmp_path: Path) -> None:
         data = Dataset(write(tmp_path / "a"))
