@@ -218,7 +218,7 @@ class TestPictures:
         with pytest.raises(JobError, match=r"cannot be rendered: RuntimeError: no OpenGL context.*MUJOCO_GL=egl"):
             make_videos(tmp_path / "b", [0], allow_import=[HERE])
         run_job(job(env=f"{HERE}:WithoutModes", episodes=1), tmp_path / "c")
-        with pytest.raises(JobError, match='WithoutModes cannot be made with render_mode="rgb_array": TypeError: .*'):
+        with pytest.raises(JobError, match='WithoutModes cannot be made with render_mode="rgb_array": TypeError'):
             make_videos(tmp_path / "c", [0], allow_import=[HERE])
 
     @FULL
