@@ -79,7 +79,7 @@ def is_listed(kind: NameKind, name: str) -> bool:
 
 def find_class(kind: NameKind, name: str) -> Any:
     if is_listed(kind, name):
-        return getattr(importlib.import_module(kind.module), _bare_name(kind, name))
+        return load_attr(f"{kind.module}:{_bare_name(kind, name)}")
     if ":" in name:
         return load_attr(name)
     close = difflib.get_close_matches(name, kind.names, n=1)

@@ -8,7 +8,7 @@ import functools
 import numpy as np
 from gymnasium import spaces
 
-from tests.support.cases import Records
+from tests.support.cases import Records, discrete
 
 N = 3
 PAIR, ONE, NUMBER = (spaces.Box(-9, 9, shape, np.float32) for shape in ((2,), (1,), ()))
@@ -40,7 +40,7 @@ BATCHES = {
     "Discrete objects": (CHOICE, np.array([4, 5, 6], object)),
     "Discrete texts": (CHOICE, ["up", "down", "left"]),
     "Discrete rows": (CHOICE, INTS[:, None]),
-    "Discrete int32 in int32": (spaces.Discrete(9, dtype=np.int32), INTS.astype(np.int32)),
+    "Discrete int32 in int32": (discrete(9, np.int32), INTS.astype(np.int32)),
     **{f"MultiDiscrete {t.__name__}": (CHOICES, np.ones((N, 2), t)) for t in (np.int64, np.int32)},
     "MultiDiscrete ints": (CHOICES, [[1, 2]] * N),
     **{f"MultiBinary {t.__name__}": (BITS, np.ones((N, 2), t)) for t in (np.int8, np.bool_)},

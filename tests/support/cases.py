@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import inspect
 import multiprocessing
 from multiprocessing.connection import wait
 
@@ -13,6 +14,16 @@ from gymnasium import spaces
 from tests.support.local_ray import NEAR
 from vecenv import BaseVectorEnv, EnvWorker, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.testing import CountingEnv
+
+TAXI = "Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3"  # gymnasium 1.2 has version 3
+NEW_IN_1_3 = {"DiscretizeAction", "DiscretizeObservation", "RepeatAction"}
+"""Wrappers that gymnasium 1.2 lacks."""
+
+
+def discrete(n, dtype):
+    """Return a Discrete space of this dtype, or of int64 in gymnasium 1.2, whose spaces have no other."""
+    has_dtypes = "dtype" in inspect.signature(spaces.Discrete).parameters
+    return spaces.Discrete(n, dtype=dtype) if has_dtypes else spaces.Discrete(n)
 
 
 class Plays(gymnasium.Env):

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from tests.support.cases import equal_bits
+from tests.support.cases import discrete, equal_bits
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
 OURS = {
@@ -119,7 +119,7 @@ class Reads(gym.Env):
             spaces.Dict(a=spaces.Tuple((spaces.Discrete(9), spaces.Text(3))), b=spaces.MultiBinary(2)),
             lambda t: {"a": (t, "abc"), "b": np.zeros(2, np.int8)},
         ),
-        "numpy32": (spaces.Discrete(9, dtype=np.int32), np.int32),
+        "numpy32": (discrete(9, np.int32), np.int32),
         "numpy64": (spaces.Discrete(9), np.int64),
         "wide": (spaces.Box(0, 9, (2,)), lambda t: np.full(2, t + 0.1)),
         "array": (spaces.Box(0, 9, ()), lambda t: np.array(t + 0.1)),

@@ -161,6 +161,8 @@ class Moving(Forgetful):
 class Configured(gymnasium.Wrapper):
     """Env or wrapper that counts in its argument. It adds the count to the reward."""
 
+    metadata: Any = {"render_modes": []}  # gymnasium 1.2 wants a dict in the class
+
     def __init__(self, env: Any = None, *, config: dict[str, int]) -> None:
         super().__init__(env or Forgetful())
         config["made"] = config.get("made", 0) + 1

@@ -76,11 +76,13 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         if kwargs.get("batch_size", 0) != 0:  # 0 means all envs in ALE
             kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], num_envs)
         self.metadata = {}  # a new dict, because ALE writes into it
+        self.closed = True  # until it is open, because `VectorEnv.__del__` of gymnasium 1.2 closes it
         self._was_reset = self._was_sent = False
         self._in_flight = 0
         """Number of env results that `recv` has not returned yet."""
         self._arguments = {"game": game, "num_envs": num_envs, "autoreset_mode": mode, **kwargs}
         super().__init__(_rom(game), num_envs, autoreset_mode=mode, **kwargs)
+        self.closed = False
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, np.ndarray]]:
         self._check_open()

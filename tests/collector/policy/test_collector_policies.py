@@ -23,6 +23,7 @@ from collector import (
 )
 from collector.policy.policy_call import PolicyCall, choose, signature_of
 from collector.policy.random_policy import draw_many
+from tests.support.cases import discrete
 from tests.support.collector_envs import (
     arrays,
     assert_equal,
@@ -685,7 +686,7 @@ class TestRandomPolicy:
     SPACES = (
         spaces.Discrete(5),
         spaces.Discrete(4, start=-2),
-        *(spaces.Discrete(5, dtype=dtype) for dtype in (np.int8, np.uint8, np.int16, np.int32, np.uint64)),
+        *(discrete(5, dtype) for dtype in (np.int8, np.uint8, np.int16, np.int32, np.uint64)),
         spaces.Box(-2, 2, (3,), np.float32),
         spaces.Box(np.array([-1, 0, -np.inf]), np.array([1, np.inf, np.inf]), dtype=np.float64),
         spaces.Box(0, 255, (2, 2), np.uint8),
@@ -707,7 +708,7 @@ class TestRandomPolicy:
         [
             (spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,))),
             (spaces.Box(-1, 1, ()), spaces.Discrete(2)),
-            (spaces.Discrete(2), spaces.Discrete(2, dtype=np.int32)),
+            (spaces.MultiDiscrete([2]), spaces.MultiDiscrete([2], dtype=np.int32)),
         ],
     )
     def test_spaces_of_other_shapes_are_refused(self, pair: Any) -> None:

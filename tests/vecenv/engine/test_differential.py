@@ -8,7 +8,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from tests.support.backends import BACKENDS, FULL, RAY
-from tests.support.cases import NEAR_ON_RAY, WITH_TWO_WORKERS, equal_bits, sharing
+from tests.support.cases import NEAR_ON_RAY, TAXI, WITH_TWO_WORKERS, equal_bits, sharing
 from tests.support.local_ray import FAR
 from tests.support.programs import TEAMS, log_of, program, team
 from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv, nest
@@ -121,9 +121,7 @@ def random_rounds(venv, gates, reference, rng, turns=40):
     return waiting
 
 
-@pytest.mark.parametrize(
-    "env_id", ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Taxi-v4", "Blackjack-v1"]
-)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", TAXI, "Blackjack-v1"])
 def test_real_envs_do_what_gymnasium_sync_vector_env_does(env_id):
     env_fns, done = [lambda: gymnasium.make(env_id, max_episode_steps=25)] * 3, np.zeros(3, np.bool_)
     peer = SyncVectorEnv(env_fns)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.backends import FULL
+from tests.support.cases import TAXI
 from tests.support.gymnasium_cases import MODES, OURS, Reads, Untimed, assert_same, kinds
 from vecenv import DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, VectorEnvNormObs, VectorEnvWrapper
 from vecenv.testing import CountingEnv
@@ -28,7 +29,7 @@ ENVS = {
     "array": counting("array"),
     "dict": counting("dict"),
     "object": counting("object"),
-    "Taxi": [registered("Taxi-v4", max_episode_steps=7)] * 3,
+    "Taxi": [registered(TAXI, max_episode_steps=7)] * 3,
     "statistics": [with_statistics] * 3,
 }
 
@@ -97,7 +98,7 @@ def last_observations(envs, steps=7):
 
 
 READS = {form: [functools.partial(Reads, form)] * 2 for form in Reads.forms}
-READS |= {id: [registered(id, max_episode_steps=3)] * 2 for id in ("Taxi-v4", "Blackjack-v1", "FrozenLake-v1")}
+READS |= {id: [registered(id, max_episode_steps=3)] * 2 for id in (TAXI, "Blackjack-v1", "FrozenLake-v1")}
 
 
 @pytest.mark.parametrize(
