@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 Tree = Any
 __all__ = ["as_array", "items", "leaves", "map", "merge", "namespace", "object_array", "put", "space_of", "stack"]
-__all__ += ["take", "tensor_on_host", "tree_of"]
+__all__ += ["signed", "take", "tensor_on_host", "tree_of"]
 
 
 def map(function: Callable[[Any], Any], tree: Tree) -> Tree:
@@ -76,8 +76,10 @@ def put(tree: Tree, index: Any, value: Tree) -> None:
     elif isinstance(tree, tuple):
         for child, part in zip(tree, value, strict=True):
             put(child, index, part)
-    else:
+    elif tree.__class__ is np.ndarray:
         tree[index] = value
+    else:
+        signed(tree)[index] = signed(value)
 
 
 def merge(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
@@ -145,6 +147,15 @@ def as_array(value: Any) -> np.ndarray:
     if value.__class__ is list:
         return np.asarray([tensor_on_host(each) for each in value])
     return np.asarray(tensor_on_host(value))
+
+
+def signed(array: Any) -> Any:
+    """Return a tensor of uint16, uint32 or uint64 as a view of signed integers. Return other arrays unchanged.
+
+    torch has no `index_put`, `masked_fill` and `index_copy` for these dtypes.
+    """
+    name = str(array.dtype).removeprefix("torch.u") if hasattr(array, "detach") else ""
+    return array.view(getattr(namespace(array), name)) if name in ("int16", "int32", "int64") else array
 
 
 def namespace(array: Any) -> Any:

@@ -104,7 +104,7 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
     def pad(name: str) -> Any:
         def padded(column: Any) -> Any:
             column = pick(column, rows)
-            column[convert_like(~mask, column)] = _padding(column, PADDING.get(name, pad_value))
+            nest.put(column, convert_like(~mask, column), _filled((), column, PADDING.get(name, pad_value)))
             return column
 
         return nest.map(padded, getattr(flat, name))
@@ -129,18 +129,18 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
     }
 
 
-def _padding(rows: Any, wanted: float) -> Any:
-    value = cast_exactly(np.asarray(wanted), nest.as_array(rows[:0]).dtype)
-    return 0 if value is None else value.item()
+def _filled(shape: tuple[int, ...], rows: Any, wanted: float) -> Any:
+    """Return an array like `rows`, filled with `wanted`, or with zero if the dtype cannot hold this value."""
+    cast = cast_exactly(np.asarray(wanted), nest.as_array(rows[:0]).dtype)
+    value = 0 if cast is None else cast.item()
+    return np.full(shape, value, rows.dtype) if isinstance(rows, np.ndarray) else rows.new_full(shape, value)
 
 
 def _with_last(obs: Any, after: Any, lengths: np.ndarray, pad_value: float) -> Any:
     """Append a time step to `obs`, and write `after[i]` into row i at time `lengths[i]`."""
 
     def extend(rows: Any) -> Any:
-        shape = (rows.shape[0], rows.shape[1] + 1, *rows.shape[2:])
-        value = _padding(rows, pad_value)
-        longer = np.full(shape, value, rows.dtype) if isinstance(rows, np.ndarray) else rows.new_full(shape, value)
+        longer = _filled((rows.shape[0], rows.shape[1] + 1, *rows.shape[2:]), rows, pad_value)
         longer[:, :-1] = rows
         return longer
 

@@ -253,7 +253,8 @@ class EnvRows:
         if isinstance(rows, np.ndarray):
             self._rows[ids] = rows
         else:  # torch refuses in-place changes of tensors from inference mode
-            self._rows = self._rows.index_copy(0, like(ids, rows), cast(rows, dtype_name(self._rows)))
+            rows = nest.signed(cast(rows, dtype_name(self._rows)))
+            self._rows = nest.signed(self._rows).index_copy(0, like(ids, rows), rows).view(self._rows.dtype)
 
     def clear(self, ids: np.ndarray) -> None:
         if self._rows is not None:

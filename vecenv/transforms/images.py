@@ -180,10 +180,11 @@ class GrayScale(ImageTransform):
         wide = "uint64" if dtype == "uint64" and isinstance(red, np.ndarray) else "int64"
         pairs = [(cast(channel, wide), unit) for channel, unit in zip(channels, UNITS[self.weights], strict=True)]
         # Split each channel value into high and low bits, because value * weight would overflow.
+        high_bits = (1 << 64 - SHIFT) - 1 if dtype == "uint64" else -1  # torch has uint64 only as int64
         upper, lower = (
             sum(part * unit for part, unit in each)
             for each in (
-                [(channel >> SHIFT, unit) for channel, unit in pairs],
+                [(channel >> SHIFT & high_bits, unit) for channel, unit in pairs],
                 [(channel & (1 << SHIFT) - 1, unit) for channel, unit in pairs],
             )
         )

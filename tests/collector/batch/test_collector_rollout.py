@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector import FlatRollout, Interruptor, Rollout, SyncDataCollector
+from collector import FlatRollout, Interruptor, MultiStep, Rollout, SyncDataCollector
+from tests.support.backends import FULL
 from tests.support.collector_envs import countdowns, zeros
 from tests.support.countdown import Countdown, DictObs
 from vecenv import DummyVectorEnv, nest
 
+OTHER_DTYPES = ["uint32", "int8", "int32", "int64", "float32", "float64", "bool"]
 COLUMNS = ("action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version")
 
 
@@ -205,6 +207,25 @@ class TestTensors:
         assert away.shape == one.shape
         moved = (away.reward, away.traj_ids, *nest.leaves((away.next.obs, away.extras)))
         assert {leaf.device.type for leaf in moved} == {"meta"}
+
+    @pytest.mark.parametrize(
+        "dtype",
+        ["uint8", "uint16", "uint64", "int16", "float16", *(pytest.param(name, marks=FULL) for name in OTHER_DTYPES)],
+    )
+    def test_batches_of_every_dtype_that_torch_has(self, dtype: str) -> None:
+        """For example uint16, in which depth images come: torch cannot write rows of its wide unsigned tensors."""
+        batch = collect(3, 5, steps=7)
+        limit = np.dtype(dtype).type(np.iinfo(dtype).max if np.dtype(dtype).kind in "iu" else 1)
+        arrays = {name: getattr(batch, name).astype(dtype) * limit for name in ("all_obs", "final_obs", "action")}
+        batch = replace(batch, **arrays)
+        for form in (*FORMS.values(), MultiStep(2, 0.9), lambda batch: batch.split_trajectories(100)):
+            one, two = form(batch), form(batch.to("cpu"))
+            for name in ("obs", "action", "next"):
+                for left, right in zip(nest.leaves(getattr(one, name)), nest.leaves(getattr(two, name)), strict=True):
+                    assert right.numpy().dtype == left.dtype
+                    np.testing.assert_array_equal(left, right)
+            pytest.importorskip("tensordict")
+            np.testing.assert_array_equal(two.to_tensordict()["next", "observation"], one.next.obs)
 
     @pytest.mark.parametrize("entry", ["obs", "obs['who']", "obs['all'][1]", "action", "extras['who']"])
     def test_an_entry_that_can_be_no_tensor_is_named_with_what_to_do(self, entry: str) -> None:

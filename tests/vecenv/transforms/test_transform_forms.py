@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.wrappers import RescaleAction
 
+from tests.support.backends import FULL
 from tests.support.cases import counting
 from tests.support.transform_envs import MIXED, VECTOR, Samples
 from tests.support.transform_forms import N, Seen, around_the_batch, assert_held, forms, host, on_tensors, transforms_of
@@ -238,6 +239,33 @@ def test_an_observation_with_other_keys_is_an_error_of_a_single_env_too(change: 
 
 
 # Tensors.
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(tf.CatFrames, 2, -1),
+        partial(tf.CatFrames, 2, -1, padding="constant", padding_value=1),
+        pytest.param(tf.RewardSum, marks=FULL),
+        pytest.param(tf.Flatten, marks=FULL),
+    ],
+)
+@pytest.mark.parametrize(
+    "dtype",
+    ["uint8", "uint16", *(pytest.param(name, marks=FULL) for name in ("uint32", "uint64", "int16", "float16", "bool"))],
+)
+def test_tensors_of_every_dtype_are_transformed_as_arrays_are(make: Any, dtype: str) -> None:
+    """For example uint16, in which depth images come."""
+    limit = np.iinfo(dtype).max if np.dtype(dtype).kind in "iu" else 1
+    fns = [partial(Samples, spaces.Box(0, limit, (2, 3), np.dtype(dtype).type), 3)] * 2
+    actions = np.zeros((2, 2), np.float32)
+    with on_tensors(fns, make) as venv, around_the_batch(fns, make) as reference:
+        got, want = (each.reset(seed=0)[0] for each in (venv, reference))
+        for t in range(6):
+            for one, other in zip(nest.leaves(host(got)), nest.leaves(want), strict=True):
+                assert one.dtype == other.dtype
+                np.testing.assert_allclose(one, other, rtol=1e-6)
+            got, want = (each.step(actions, reset=[0, 1] if t == 3 else None)[0] for each in (venv, reference))
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -161,7 +161,7 @@ def test_every_size_is_that_of_gymnasium():
         assert np.abs(on_tensors.astype(int) - want).max() <= 1
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "uint32", "int64"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_large_integers_stay_what_they_are(dtype):
     most = min(np.iinfo(dtype).max, 2**40 + 1)
     images = np.full((1, 9, 7, 3), most, dtype)
