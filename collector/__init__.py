@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collector.store.writer import StoreWriter as StoreWriter
 
 Collector = SyncDataCollector
+AsyncCollector = AsyncDataCollector
 
 # Imported at first use, because torch takes seconds, and data sets and jobs need optional libraries.
 _MODULES = {
