@@ -11,6 +11,7 @@ from types import MappingProxyType
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 from tests.support.backends import and_ray
 from tests.support.cases import LocalWorker, counting
@@ -278,11 +279,17 @@ ALLOWED = {
     "an info that is a mapping": lambda o, r, te, tr, i: (o, r, te, tr, MappingProxyType(i)),
     "a reward that is a Fraction": lambda o, r, te, tr, i: (o, Fraction(r), te, tr, i),
     "a reward that is a Decimal": lambda o, r, te, tr, i: (o, Decimal(r), te, tr, i),
+    "a reward that is a bfloat16": lambda o, r, te, tr, i: (o, torch.tensor(r).bfloat16(), te, tr, i),
+    "a reward with a gradient": lambda o, r, te, tr, i: (o, torch.tensor([r], requires_grad=True), te, tr, i),
+    "flags as tensors": lambda o, r, te, tr, i: (
+        o, r, torch.tensor(te).bfloat16(), torch.tensor(float(tr), requires_grad=True), i
+    ),
     "NaN as reward": lambda o, r, te, tr, i: (o, NAN, te, tr, i),
     "true as int": lambda o, r, te, tr, i: (o, r, 1, 1, i),
     "true as floats": lambda o, r, te, tr, i: (o, r, 1.0, np.float32(1), i),
     "true as array": lambda o, r, te, tr, i: (o, r, np.array([1.0]), np.array(True), i),
-}
+}  # fmt: skip
+"""gymnasium's SyncVectorEnv and SB3's DummyVecEnv take the tensors, too."""
 
 
 class TestEnvsThatBreakTheApi:

@@ -7,11 +7,20 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv as SB3DummyVecEnv
 
 from tests.support.action_cases import N, actions_of, arrived, described
 from tests.support.backends import BACKENDS, and_ray
 from tests.support.cases import Records, custom
-from vecenv import DummyVectorEnv, GymnasiumVectorEnv, VectorEnvNormObs, VectorEnvWrapper, from_gymnasium
+from vecenv import (
+    DummyVectorEnv,
+    GymnasiumVectorEnv,
+    SyncVectorEnv,
+    VectorEnvNormObs,
+    VectorEnvWrapper,
+    from_gymnasium,
+)
+from vecenv.sb3 import DummyVecEnv
 
 backend = and_ray(BACKENDS)
 
@@ -49,6 +58,19 @@ def test_tensors_arrive_as_arrays_of_their_own_dtype(batch):
     envs = GymnasiumVectorEnv(DummyVectorEnv([lambda: Records(spaces.Box(-9, 9, (2,), np.float32))] * N))
     (got,), *_ = actions_of(envs, [batch])
     assert described(got) == described(np.ones(2))
+
+
+@pytest.mark.parametrize(("own", "kind"), [(SyncVectorEnv, gym.vector.SyncVectorEnv), (DummyVecEnv, SB3DummyVecEnv)])
+def test_with_tensors_envs_play_as_the_originals_do_with_arrays(own, kind):
+    """Pendulum-v1 gives other last bits in the originals with tensors, because it then computes in float32 tensors."""
+    actions = np.random.default_rng(0).uniform(-2, 2, (50, 2, 1)).astype(np.float32)
+
+    def played(envs, convert):
+        envs.reset(seed=0) if hasattr(envs, "single_action_space") else (envs.seed(0), envs.reset())
+        return np.array([envs.step(convert(action))[0] for action in actions])
+
+    make = [functools.partial(gym.make, "Pendulum-v1")] * 2
+    np.testing.assert_array_equal(played(own(make), torch.from_numpy), played(kind(make), np.asarray))
 
 
 def test_check_actions_looks_at_the_value_not_at_the_type():

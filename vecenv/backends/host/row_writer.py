@@ -148,9 +148,9 @@ def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> Env
 
 def convert_reward(reward: Any) -> tuple[float, np.ndarray | None]:
     """Return (scalar, vector or `None`) for a reward that is not a plain number."""
-    is_number = hasattr(reward, "__float__") and not hasattr(reward, "__array__")  # for example a Decimal
+    is_scalar = not isinstance(reward, np.ndarray | np.generic) and not getattr(reward, "ndim", 0)  # also a 0-d tensor
     try:
-        array = np.asarray(float(reward) if is_number else reward)
+        array = np.asarray(float(reward)) if is_scalar and hasattr(reward, "__float__") else nest.as_array(reward)
     except Exception:  # ragged, or an unreadable tensor
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
@@ -366,7 +366,7 @@ def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
 
 def convert_flag(name: str, flag: Any) -> bool:
     if isinstance(flag, (int, float)) or hasattr(flag, "__array__"):
-        array = np.asarray(flag)
+        array = nest.as_array(flag)
         if array.size == 1 and array.dtype.kind in "biuf" and array.reshape(()) in (0, 1):
             return bool(array.reshape(()))
     raise EnvContractError(f"step() returned {name}={_short(flag)} of type {type(flag).__name__}, expected a bool")
