@@ -370,7 +370,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         return f"{type(self).__name__}({', '.join(parts)}{', closed' if self.is_closed else ''})"
 
     def __reduce__(self) -> Any:
-        raise TypeError("vector envs hold processes and cannot be pickled or copied; pickle the env_fns instead")
+        raise TypeError("vector envs cannot be pickled or copied; make another one from the same env_fns")
 
 
 def overrides_nothing(venv: Any, *methods: str) -> bool:

@@ -16,7 +16,7 @@ from vecenv.wrappers import RowWiseWrapper
 
 
 class VectorEnvNormObs(RowWiseWrapper):
-    """Wrapper that normalises observations by their running mean and deviation (as tianshou's).
+    """Wrapper that normalises observations by their running mean and deviation (as tianshou's, but in float64).
 
     Each batch first updates the statistics, unless `update_obs_rms` is False, and is then normalised. `get_obs_rms` and
     `set_obs_rms` share statistics between wrappers. Floats keep their dtype. Other numbers become float64.

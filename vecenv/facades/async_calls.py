@@ -170,6 +170,11 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         return self.get_attr("np_random")
 
+    @property
+    def reward_space(self) -> Any:
+        """Space of the rewards of mo-gymnasium's envs, for its wrappers. Raises AttributeError for other envs."""
+        return self.venv.get_env_attr("reward_space", id=0)[0]
+
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs, by force after five seconds.
 

@@ -36,6 +36,7 @@ from vecenv.backends.pool.process_worker import ProcessWorker
 from vecenv.backends.worker import worker_setup
 from vecenv.backends.worker.worker_setup import registered_envs
 from vecenv.portability import PORTABLE
+from vecenv.testing import CountingEnv
 
 fork_may_warn = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
 
@@ -723,3 +724,28 @@ def test_a_worker_that_dies_before_it_reads_its_arguments_is_a_worker_that_died(
     monkeypatch.setattr(start_methods._ForkServerPopen, "_connect", connect_and_kill)
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
         ShmemVectorEnv(counters(1), context="forkserver")
+
+
+@FULL
+@fork_may_warn
+@pytest.mark.parametrize(("context", "seen"), [("fork", 5.0), ("forkserver", 1.0), ("spawn", 1.0)])
+def test_a_model_with_shared_memory_is_shared_only_with_fork(context: str, seen: float) -> None:
+    """As in gymnasium. There, fork is the default on Linux before Python 3.14."""
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(1, 1, bias=False).share_memory()
+
+    class Opponent(CountingEnv):
+        def weight(self) -> float:
+            return model.weight.item()
+
+        def load(self, weights: Any) -> None:
+            model.load_state_dict(weights)
+
+    with torch.no_grad():
+        model.weight.fill_(1)
+    with ShmemVectorEnv([Opponent] * 2, context=context) as venv:
+        with torch.no_grad():
+            model.weight.fill_(5)
+        assert venv.call("weight") == [seen] * 2
+        venv.call("load", model.state_dict())
+        assert venv.call("weight") == [5.0] * 2

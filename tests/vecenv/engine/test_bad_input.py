@@ -280,7 +280,8 @@ ALLOWED = {
     "a reward that is a Fraction": lambda o, r, te, tr, i: (o, Fraction(r), te, tr, i),
     "a reward that is a Decimal": lambda o, r, te, tr, i: (o, Decimal(r), te, tr, i),
     "a reward that is a bfloat16": lambda o, r, te, tr, i: (o, torch.tensor(r).bfloat16(), te, tr, i),
-    "a reward with a gradient": lambda o, r, te, tr, i: (o, torch.tensor([r], requires_grad=True), te, tr, i),
+    "a reward with a gradient": lambda o, r, te, tr, i: (o, torch.tensor(r, requires_grad=True) * 1, te, tr, i),
+    "a reward with a gradient, (1,)": lambda o, r, te, tr, i: (o, torch.tensor([r], requires_grad=True), te, tr, i),
     "flags as tensors": lambda o, r, te, tr, i: (
         o, r, torch.tensor(te).bfloat16(), torch.tensor(float(tr), requires_grad=True), i
     ),

@@ -1,5 +1,7 @@
 """The contract on which code for gymnasium's vector envs relies: attributes, arguments and errors."""
 
+import copy
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -46,6 +48,19 @@ class TestAttributes:
     def test_the_class_of_gymnasium_is_a_direct_base(self, cls):
         """skrl's `wrap_env` recognises a vector env by its direct bases."""
         assert gym.vector.VectorEnv in cls.__bases__
+
+    def test_a_deep_copy_is_refused_with_what_to_write(self, make):
+        with pytest.raises(TypeError, match="cannot be pickled or copied; make another one from the same env_fns"):
+            copy.deepcopy(make([CountingEnv]))
+
+    def test_the_reward_space_is_the_envs(self, make):
+        """`MORecordEpisodeStatistics` of mo-gymnasium 1.3.2 reads it."""
+
+        class TwoRewards(CountingEnv):
+            reward_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+        assert make([TwoRewards] * 2).unwrapped.reward_space == TwoRewards.reward_space
+        assert not hasattr(make([CountingEnv]), "reward_space")
 
     def test_metadata_is_a_copy_that_names_the_autoreset_mode(self, make):
         """The metadata of the env class is not modified (gymnasium #1623)."""

@@ -148,9 +148,9 @@ def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> Env
 
 def convert_reward(reward: Any) -> tuple[float, np.ndarray | None]:
     """Return (scalar, vector or `None`) for a reward that is not a plain number."""
-    is_scalar = not isinstance(reward, np.ndarray | np.generic) and not getattr(reward, "ndim", 0)  # also a 0-d tensor
     try:
-        array = np.asarray(float(reward)) if is_scalar and hasattr(reward, "__float__") else nest.as_array(reward)
+        array = nest.as_array(reward)
+        array = np.asarray(float(reward)) if array.dtype.kind in "OV" and not array.ndim else array  # such as a Decimal
     except Exception:  # ragged, or an unreadable tensor
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
