@@ -1,5 +1,6 @@
 """gymnasium's wrappers for vector envs behave the same around vecenv's as around gymnasium's SyncVectorEnv."""
 
+import contextlib
 import functools
 
 import gymnasium as gym
@@ -76,6 +77,20 @@ def test_a_wrapper_does_the_same_as_around_gymnasiums_class(name):
     for mode in MODES[: 1 if OLD_GYMNASIUM and "all" in name else 2]:
         expected = outcome(gym.vector.SyncVectorEnv(env_fns, autoreset_mode=mode), wrap)
         assert_same(outcome(vecenv.SyncVectorEnv(env_fns, autoreset_mode=mode), wrap), expected)
+
+
+@pytest.mark.parametrize(("mode", "fails"), [("NextStep", False), ("SameStep", True)])
+def test_numpy_to_torch_works_in_the_mode_in_which_it_works_around_gymnasiums_class(mode, fails):
+    torch = pytest.importorskip("torch")
+    logs = []
+    for cls in (gym.vector.SyncVectorEnv, vecenv.SyncVectorEnv):
+        envs = wrappers.NumpyToTorch(cls(CARTPOLE, autoreset_mode=mode))
+        log = [envs.reset(seed=3)]
+        with pytest.raises(BufferError) if fails else contextlib.nullcontext():
+            log.extend(envs.step(torch.ones(3, dtype=torch.int64)) for _ in range(30))
+        envs.close()
+        logs.append(repr(log))
+    assert logs[0] == logs[1]
 
 
 @FULL
