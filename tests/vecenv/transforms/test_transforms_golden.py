@@ -171,6 +171,13 @@ def test_large_integers_stay_what_they_are(dtype):
             assert (made == most).all()
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "uint64"])
+def test_the_largest_number_in_gray_stays_the_largest_number(dtype):
+    images = np.full((1, 9, 7, 3), np.iinfo(dtype).max, dtype)
+    for made in (tf.GrayScale()(images), tf.GrayScale()(torch.from_numpy(images)).numpy()):
+        assert (made == np.iinfo(dtype).max).all()
+
+
 def test_vec_norm_is_that_of_torchrl():
     """TorchRL computes its sums in float32."""
     with tf.TransformedVectorEnv(DummyVectorEnv([lambda: Shows(BOX)] * 6), tf.VecNorm(decay=0.9)) as venv:
