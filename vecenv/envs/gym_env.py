@@ -235,7 +235,7 @@ _SKIPPING = {
 class Pixels(gymnasium.ObservationWrapper):
     """Wrapper that adds rendered frames to the observation under `key`. With `only`, frames replace the observation.
 
-    Without `shape`, the wrapper resets the env to get the shape of a frame. If pygame's gfxdraw is imported, threads
+    Without `shape`, the wrapper resets the env twice to get the shape of a frame. If pygame's gfxdraw is imported, threads
     render in turn, because gfxdraw is not thread-safe.
     """
 
@@ -256,8 +256,7 @@ class Pixels(gymnasium.ObservationWrapper):
         self._in_turn = True
         """True for the first frame, which may import gfxdraw, and while gfxdraw is imported."""
         if shape is None:
-            env.reset()  # most envs cannot render before a reset
-            shape = self._frame().shape
+            shape = self._first_frame().shape
         own = env.observation_space
         self.shape = shape
         parts = {} if only else own.spaces if isinstance(own, spaces.Dict) else {"observation": own}
@@ -266,6 +265,17 @@ class Pixels(gymnasium.ObservationWrapper):
     def observation(self, observation: Any) -> dict[str, Any]:
         own = {} if self._only else observation if isinstance(observation, dict) else {"observation": observation}
         return {**own, self._key: self._frame()}
+
+    def _first_frame(self) -> np.ndarray:
+        """Render after a reset, because most envs cannot render before.
+
+        The first frame may fix the camera (in gymnasium's MuJoCo envs). So all envs render it after the same seed.
+        Another reset with fresh entropy then undoes that seed.
+        """
+        self.env.reset(seed=0)
+        frame = self._frame()
+        self.env.reset(seed=int(np.random.default_rng().integers(2**31)))
+        return frame
 
     def _frame(self) -> np.ndarray:
         frame = render_in_turn(self._render) if self._in_turn else self._render()

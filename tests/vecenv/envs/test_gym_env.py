@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from importlib.util import find_spec
 
 import ale_py
 import gymnasium as gym
@@ -21,6 +22,7 @@ from tests.support.cases import equal_bits
 from vecenv import DMControlEnv, GymEnv, ShmemVectorEnv, ThreadVectorEnv, make_vec
 from vecenv.backends.host.env_access import render_in_turn
 from vecenv.testing import CountingEnv
+from vecenv.transforms import PixelObservation, TransformedEnv
 
 
 def one_frame_a_step():
@@ -48,6 +50,17 @@ class Pictures(CountingEnv):
     def render(self, height=2, width=3):
         self.canvas[...] = self.t
         return self.canvas[:height, :width]
+
+
+class Filmed(CountingEnv):
+    """Env whose first frame fixes the camera, as in the MuJoCo envs of gymnasium 1.4. A frame shows both places."""
+
+    camera = None
+
+    def render(self):
+        place = int(self.np_random.bit_generator.seed_seq.entropy % 256)
+        self.camera = place if self.camera is None else self.camera
+        return np.array([self.camera, place, self.t], np.uint8).reshape(1, 1, 3)
 
 
 class Meets(CountingEnv):
@@ -248,6 +261,12 @@ class TestFrameSkip:
             del gym.registry["TakesAnything-v0"]
 
 
+PIXELS = [
+    partial(GymEnv, from_pixels=True),
+    lambda env: TransformedEnv(env, PixelObservation()),
+]
+
+
 class TestPixels:
     def test_pixels_replace_the_observation(self):
         env = GymEnv("CartPole-v1", from_pixels=True)
@@ -279,6 +298,35 @@ class TestPixels:
     def test_render_kwargs_are_for_the_envs_own_render(self):
         env = GymEnv(TimeLimit(Pictures(), 9), from_pixels=True, render_kwargs={"width": 4})
         assert env.observation_space["pixels"].shape == env.reset()[0]["pixels"].shape == (2, 4, 3)
+
+    @pytest.mark.parametrize("wrap", PIXELS)
+    def test_pixels_depend_only_on_the_seed_although_the_first_frame_fixes_the_camera(self, wrap):
+        envs = [wrap(Filmed(length=9)) for _ in range(3)]
+        envs[1].reset(seed=7)
+        frames = [[env.reset(seed=5)[0]["pixels"], env.step(0)[0]["pixels"]] for env in envs]
+        assert equal_bits(frames[0], frames[1])
+        assert equal_bits(frames[0], frames[2])
+        assert frames[0][0][0, 0, 1] == 5
+
+    @pytest.mark.parametrize("wrap", PIXELS)
+    def test_the_first_frame_leaves_the_generator_unseeded(self, wrap):
+        drawn = {wrap(Filmed()).reset()[0]["pixels"][0, 0, 1] for _ in range(20)}
+        assert len(drawn) > 1
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(find_spec("mujoco") is None, reason="needs mujoco")
+    @pytest.mark.parametrize("name", ["HalfCheetah-v5", "Hopper-v5"])
+    def test_pixels_of_mujoco_depend_only_on_the_seed(self, name):
+        """In a program of its own, because MuJoCo reads MUJOCO_GL when it is imported."""
+        program = (
+            "import os; os.environ.setdefault('MUJOCO_GL', 'egl')\n"
+            "from vecenv import GymEnv\n"
+            f"envs = [GymEnv({name!r}, from_pixels=True, width=64, height=64) for _ in range(2)]\n"
+            "envs[1].reset(seed=1)\n"
+            "frames = [env.reset(seed=0)[0]['pixels'] for env in envs]\n"
+            "print((frames[0] == frames[1]).all(), frames[0].std() > 0)\n"
+        )
+        assert printed_by(program) == "True True\n"
 
     @FULL
     def test_an_env_that_observes_pictures_gives_them_as_pixels(self):
