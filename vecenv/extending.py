@@ -55,10 +55,20 @@ from vecenv.ray_cluster import (
 from vecenv.transforms.compose import HasTransforms, flat
 from vecenv.transforms.transform import Freezable
 from vecenv.tuning.auto_backend import VECTOR_ENVS
+from vecenv.tuning.repeats import RepeatProbe
 from vecenv.wrappers import check_send_and_recv, resets_in_step, step_with_views
 
 __all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "LayerMark", "Layout", "Leaf", "ObjectLeaf", "RayCluster"]
-__all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "at_least_one", "batch_actions", "cast_exactly"]
+__all__ += [
+    "RepeatProbe",
+    "actor_options",
+    "add_note",
+    "as_autoreset",
+    "as_ids",
+    "at_least_one",
+    "batch_actions",
+    "cast_exactly",
+]
 __all__ += ["cause_of", "check_count", "check_mapping", "check_number", "check_options", "check_resources"]
 __all__ += ["check_seed", "check_send_and_recv", "check_timeout", "common_layout", "connect", "dead_nodes", "end_actor"]
 __all__ += ["ends_soon", "find_spec", "flat", "free_places", "get_record", "is_loss", "is_repeated", "make_actor"]

@@ -15,12 +15,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from collector.episodes.seeds import action_seed, episode_seed
 from collector.jobs.job import BUILT_IN_POLICIES, Call, Job, JobError
 from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_names, find_class, load_attr
 from collector.jobs.transform_statistics import freeze, from_json
 from collector.policy.keyed_noise import restored_generators
 from vecenv import transforms
-from vecenv.extending import VECTOR_ENVS, find_spec, flat
+from vecenv.extending import VECTOR_ENVS, RepeatProbe, find_spec, flat
 
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
 """gymnasium's wrappers that carry statistics from one episode to the next."""
@@ -30,6 +31,9 @@ WRONG_ENV = re.compile(
 )
 MAX_RESTARTS = 10
 """Restarts per env and minute. If an env fails more often, the job creates a new vector env."""
+CHECK_TIMEOUT = 60.0
+"""Seconds after which a worker that checks whether the env repeats episodes is ended."""
+NOT_CHECKED = "not checked, because the check failed with "
 
 
 def make_env(
@@ -137,6 +141,22 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
         if not WRONG_ENV.search(str(error)):
             raise
         raise JobError(f"{job.env} cannot be made with these kwargs: {error}") from error
+
+
+def find_env_difference(job: Job) -> str:
+    """Play the first steps of episodes in two more envs. Return why the env does not repeat episodes, or "".
+
+    If the check fails, the result begins with `NOT_CHECKED`. The check runs where the envs of the job run, but in a
+    worker process for "auto". For "thread", it runs in the main thread.
+    """
+    backend = {"dummy": "dummy", "thread": "dummy", "ray": "ray"}.get(job.backend, "shmem")
+    seeds = [(episode_seed(job.seed, number), action_seed(job.seed, number)) for number in range(2)]
+    limits = {} if backend == "dummy" else {"start_timeout": CHECK_TIMEOUT, "step_timeout": CHECK_TIMEOUT}
+    try:
+        with VECTOR_ENVS[backend]([partial(RepeatProbe, env_fn(job), seeds)], **limits) as venv:
+            return str(venv.call("find_difference")[0])
+    except Exception as error:
+        return f"{NOT_CHECKED}{type(error).__name__}: {error}"
 
 
 def check_env_name(job: Job) -> None:

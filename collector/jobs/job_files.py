@@ -165,17 +165,18 @@ def load_stored_job(folder: Path, allow_import: Iterable[str] = ()) -> Job:
     return job
 
 
-def job_head(job: Job, batches: Any, device: str, policy_hash: str | None) -> dict[str, Any]:
+def job_head(job: Job, batches: Any, device: str, policy_hash: str | None, env_difference: str = "") -> dict[str, Any]:
     """Build the head (dataset.json) of a job's data set.
 
     `batches`: collector after its first batch. `policy_hash`: hash of the policy before the first batch, because acting
-    may change the policy.
+    may change the policy. `env_difference`: result of `find_env_difference`.
     """
     venv, policy, torch = batches.env, batches.policy, sys.modules.get("torch")
     # A policy with `repeatable = True` promises that actions depend only on inputs.
     reason = "" if getattr(policy, "repeatable", False) is True else batches.not_keyed_because
     if not reason and (carried := names_with_statistics(job)):
         reason = f"{', '.join(carried)} carries statistics from one episode to the next; frozen ones do not"
+    reason = reason or env_difference
     name = f" ({torch.cuda.get_device_name(device)})" if torch is not None and device.startswith("cuda") else ""
     head = make_head(
         venv.observation_space[0],

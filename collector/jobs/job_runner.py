@@ -160,7 +160,7 @@ class JobRunner:
         """Play and store the remaining episodes. If none remains, only mark the data set as complete."""
         with ExitStack() as context:
             writer = EpisodeWriter(self.job, self.plan, self.state, self.out, overwrite=overwrite, resumed=resumed)
-            player = self._player(writer, context)
+            player = self._player(writer, context, is_new=resumed is None)
             context.enter_context(closing(writer))
             began = time.monotonic()
             with writer, closing(player.play()) as episodes:
@@ -177,12 +177,12 @@ class JobRunner:
                 self._metrics.write(self.state.metrics, now=True)
         return self.state
 
-    def _player(self, writer: EpisodeWriter, context: ExitStack) -> Player | RayPlayer:
+    def _player(self, writer: EpisodeWriter, context: ExitStack, is_new: bool) -> Player | RayPlayer:
         """Create the player. From then on, SIGINT and SIGTERM end the job."""
         job, plan, state = self.job, self.plan, self.state
         if self.cluster is None:
             stop = context.enter_context(Stopping())
-            return Player(job, plan, stop, state, state.device, self._statistics)
+            return Player(job, plan, stop, state, state.device, self._statistics, checks_env=is_new)
         # Connect before Stopping, because Ray replaces the SIGTERM handler.
         cluster = context.enter_context(connect_to(self.cluster))
         stop = context.enter_context(Stopping())
@@ -193,7 +193,8 @@ class JobRunner:
     def _open_metrics(self, writer: EpisodeWriter, context: ExitStack) -> None:
         if self._metrics is None and writer.store is not None:
             state, ran_on = self.state, writer.head["ran_on"]
-            state.repeatable = writer.head["repeatable"]
+            # Only the first run checks the env.
+            state.repeatable = writer.store.head["repeatable"] and writer.head["repeatable"]
             state.workers = 0 if ran_on["vector_env"] == DummyVectorEnv.__name__ else ran_on["num_workers"]
             self._metrics = context.enter_context(closing(Metrics(writer.store.opened, self.tensorboard)))
 

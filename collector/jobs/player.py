@@ -26,7 +26,13 @@ from collector.basics.interruptor import OutOfTime, Stopping
 from collector.batch.rollout import RewardError
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.episodes.episode import EpisodeBatch, EpisodeCutter
-from collector.jobs.builders import make_job_policy, make_venv, transforms_with_statistics
+from collector.jobs.builders import (
+    find_env_difference,
+    make_job_policy,
+    make_venv,
+    names_with_statistics,
+    transforms_with_statistics,
+)
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import check_head, job_head
 from collector.jobs.job_progress import JobProgress
@@ -156,7 +162,8 @@ class EpisodeWriter:
 class Player:
     """Player that plays the episodes of a plan in this process and its workers.
 
-    `statistics`: initial statistics of each env's transforms.
+    `statistics`: initial statistics of each env's transforms. `checks_env`: check whether the env repeats episodes,
+    for a new data set.
     """
 
     job: Job
@@ -165,8 +172,10 @@ class Player:
     progress: JobProgress
     device: str
     statistics: States | None = None
+    checks_env: bool = False
 
     def __post_init__(self) -> None:
+        self._env_difference = ""
         self._suspects: set[int] = set()
         self._head: dict[str, Any] | None = None
         self._has_statistics = bool(transforms_with_statistics(self.job))
@@ -180,6 +189,9 @@ class Player:
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*broke off because envs failed", RuntimeWarning)
+            if self.checks_env and not names_with_statistics(self.job):
+                with suppress(OutOfTime), self.stop.leaving_in_time():
+                    self._env_difference = find_env_difference(self.job)
             while not self._is_over(self.plan):
                 with suppress(OutOfTime), self.stop.leaving_in_time():
                     yield from self._play_together(self.job, self.plan, self._suspects)
@@ -238,7 +250,7 @@ class Player:
                 # A retry may use fewer envs. Keep the statistics of the other envs.
                 self.statistics = [*found, *(self.statistics or [])[len(found) :]]
             self.progress.bottleneck = batches.stats().bottleneck_share
-            self._head = self._head or job_head(self.job, batches, self.device, policy_hash)
+            self._head = self._head or job_head(self.job, batches, self.device, policy_hash, self._env_difference)
             lengths, returns = episodes.lengths.tolist(), episodes.total_rewards.tolist()
             statistics = self.statistics if self._has_statistics else None
             yield PlayedEpisodes(self._head, lengths, returns, episodes, statistics)

@@ -145,7 +145,7 @@ def _play(task: Range, folder: Path, result: RangeResult) -> None:
     plan.skipped.update(task.skipped)
     # The driver, not this writer, counts failures.
     writer = EpisodeWriter(job, plan, JobProgress(), folder)
-    player = Player(job, plan, stop, result, device_of_tasks(job))
+    player = Player(job, plan, stop, result, device_of_tasks(job), checks_env=task.head is None)
     previous = signal.signal(signal.SIGINT, lambda *_: stop.stop_collection())
     host_watch = stop_when_host_ends(stop)
     try:

@@ -6,6 +6,7 @@ import re
 import shlex
 from typing import Any
 
+from collector.jobs.builders import NOT_CHECKED
 from collector.jobs.job import Job
 from collector.jobs.job_progress import JobState
 from collector.jobs.names import modules_to_allow
@@ -131,8 +132,10 @@ def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def repeatable_in_words(info: dict[str, Any]) -> str:
-    answer = {"True": "yes", "False": "no"}.get(str(info["repeatable"]), "?")
-    return f"no: {info['not_repeatable_because']}" if answer == "no" and info["not_repeatable_because"] else answer
+    answer, reason = {"True": "yes", "False": "no"}.get(str(info["repeatable"]), "?"), info["not_repeatable_because"]
+    if answer != "no" or not reason:
+        return answer
+    return str(reason) if str(reason).startswith(NOT_CHECKED) else f"no: {reason}"
 
 
 def table_of(rows: list[tuple[str, str]]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -148,6 +149,48 @@ class Forgetful(gymnasium.Env):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         self._steps += 1
         return np.array([self._steps], np.float32), 1.0, self._steps % 5 == 0, False, {}
+
+
+class Unrepeated(gymnasium.Env):
+    """Env whose episodes depend on more than the seed of `reset`, as `how` says. Episodes have 30 steps.
+
+    - "own seed": on entropy, as in NLE 1.3.0, whose `reset` ignores `seed`
+    - "camera": on the first frame, rendered after an unseeded reset, as with gymnasium's AddRenderObservation on MuJoCo
+    - "episode before": as in gymnasium's BipedalWalker-v3
+    - "process": on `random`, which `reset` seeds and `step` uses, as in gem-llm 0.1.0
+    - "late process": as "process", from step 20 on
+    - "" or "draws": on the seed only. With "draws", `step` also draws from `np.random`, and forgets the number
+    """
+
+    observation_space, action_space = spaces.Dict({"x": spaces.Box(0, 9, (2,))}), spaces.Discrete(2)
+
+    def __init__(self, how: str = "") -> None:
+        self._how, self._before = how, 0.0
+        self._own = np.random.default_rng()
+        self._camera = self._own.random() if how == "camera" else 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self._taken = 0
+        if "process" in self._how:
+            random.seed(seed)
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self._taken += 1
+        if self._how == "draws":
+            np.random.random()
+        obs = self._observe()
+        self._before = obs["x"][0] if self._how == "episode before" else 0.0
+        return obs, 1.0, self._taken == 30, False, {}
+
+    def _observe(self) -> Any:
+        draw = self.np_random.random()
+        if self._how == "own seed":
+            draw = self._own.random()
+        if self._how == "process" or (self._how == "late process" and self._taken >= 20):
+            draw = random.random()
+        return {"x": np.array([draw, self._camera + self._before], np.float32)}
 
 
 class Moving(Forgetful):

@@ -235,8 +235,8 @@ _SKIPPING = {
 class Pixels(gymnasium.ObservationWrapper):
     """Wrapper that adds rendered frames to the observation under `key`. With `only`, frames replace the observation.
 
-    Without `shape`, the wrapper resets the env twice to get the shape of a frame. If pygame's gfxdraw is imported, threads
-    render in turn, because gfxdraw is not thread-safe.
+    Without `shape`, the wrapper resets the env twice to get the shape of a frame. If pygame's gfxdraw is imported,
+    threads render in turn, because gfxdraw is not thread-safe.
     """
 
     spec = property(attrgetter("env.spec"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import resource
 import shutil
 import signal
@@ -17,8 +19,9 @@ import psutil
 import pytest
 
 from collector import Dataset, DatasetError, episode_seed
+from collector.__main__ import main
 from collector.basics.interruptor import Stopping
-from collector.jobs.builders import make_job_policy
+from collector.jobs.builders import find_env_difference, make_job_policy
 from collector.jobs.job import JobError
 from collector.jobs.job_progress import Metrics
 from collector.jobs.job_runner import resume_job, run_job
@@ -54,6 +57,15 @@ backends = pytest.mark.parametrize(
         pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.local_ray]),
     ],
 )
+UNREPEATED = {
+    "": "",
+    "draws": "",
+    "own seed": r"reset\(seed=...\) does not decide the episode .* obs\['x'\]\[0\] of the reset is .* in two new envs",
+    "camera": r"reset\(seed=...\) does not decide the episode .* obs\['x'\]\[1\] of the reset is .* in two new envs",
+    "episode before": r"reset\(seed=...\) keeps a state of the episode before: obs\['x'\]\[1\] of the reset is .*",
+    "process": r"the env uses random or np.random, .*: obs\['x'\]\[0\] of step 1 is .* after other draws",
+    "late process": r"the env uses random or np.random, .*: obs\['x'\]\[0\] of step 20 is .*",
+}
 TOO_MANY = r"3 episodes failed, and max_failed is 2; .* OverflowError: the episode"
 ALL_FAILED = r"all episodes failed; the last, episode 2, with .*Over"
 RAISED = {"episodes": 400, "on_error": "raise"}
@@ -118,6 +130,42 @@ class TestWhatAJobWrites:
             assert ("repeatable = True" in head["not_repeatable_because"]) is not repeatable
         if repeatable:
             assert_same(tmp_path / "a", tmp_path / "b")
+
+    @pytest.mark.parametrize(
+        "backend", ["dummy", pytest.param("shmem", marks=FULL), pytest.param("thread", marks=FULL)]
+    )
+    @pytest.mark.parametrize(("how", "reason"), UNREPEATED.items())
+    def test_a_job_says_whether_its_env_is_repeatable(
+        self, how: str, reason: str, backend: str, tmp_path: Path, capsys: Any
+    ) -> None:
+        state = run_job(job(env=f"{HERE}:Unrepeated", env_kwargs={"how": how}, backend=backend, episodes=6), tmp_path)
+        head = Dataset(tmp_path).head
+        assert state.repeatable is head["repeatable"] is (not reason)
+        assert re.fullmatch(reason, head["not_repeatable_because"])
+        main(["info", str(tmp_path)])
+        assert ("repeatable │ no: " in capsys.readouterr().out) is bool(reason)
+
+    def test_an_env_that_cannot_be_checked_is_played_and_not_called_repeatable(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        monkeypatch.setenv("FAILS_ONCE", str(tmp_path / "failed"))
+        state = run_job(job(**counting(every=1, how="once", at="reset")), tmp_path / "a")
+        assert (state.status, state.episodes, state.retried, state.repeatable) == ("complete", 30, 0, False)
+        main(["info", str(tmp_path / "a")])
+        assert "repeatable │ not checked, because the check failed with OverflowError" in capsys.readouterr().out
+
+    def test_a_resumed_job_keeps_the_result_of_the_check(self, tmp_path: Path) -> None:
+        how = {"env": f"{HERE}:Unrepeated", "env_kwargs": {"how": "episode before"}}
+        states = [run_job(job(**how, episodes=40), tmp_path, on_progress=stop_at(5))]
+        reason = Dataset(tmp_path).head["not_repeatable_because"]
+        states.append(resume_job(tmp_path, allow_import=[HERE]))
+        assert [(state.status, state.repeatable) for state in states] == [("interrupted", False), ("complete", False)]
+        assert Dataset(tmp_path).head["not_repeatable_because"] == reason
+
+    def test_the_check_leaves_the_generators_of_the_process(self, tmp_path: Path) -> None:
+        states = random.getstate(), np.random.get_state()[1].tolist()
+        find_env_difference(job(env=f"{HERE}:Unrepeated", env_kwargs={"how": "process"}))
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == states
 
     def test_a_policy_may_say_that_it_is(self, tmp_path: Path) -> None:
         changes = {**counting(), "policy": f"{HERE}:Mean", "policy_kwargs": {"scale": 0.5}}

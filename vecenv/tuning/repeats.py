@@ -1,0 +1,158 @@
+"""Whether an env repeats an episode: `play`, `first_difference`, and `RepeatProbe`, which plays in a worker.
+
+    new env:           episode 0
+    another new env:   episode 0    episode 1    episode 0    episode 0, with draws from `random` and `np.random`
+
+All episodes 0 must be equal. Their seeds and actions are.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.utils.env_checker import data_equivalence
+
+from vecenv import nest
+
+STEPS = 200
+"""Most steps of an episode that `RepeatProbe` plays."""
+SECONDS = 0.25
+"""Seconds after which `RepeatProbe` leaves an episode."""
+Row = dict[str, Any]
+
+
+def play(env: Any, seed: int, actions: Iterable[Any]) -> Iterator[Row]:
+    """Yield the results of a reset and of each step, until the episode or the actions end. Infos are left out.
+
+    >>> [sorted(row) for row in play(gymnasium.make("CartPole-v1"), 0, [1])]
+    [['obs'], ['obs', 'reward', 'terminated', 'truncated']]
+    """
+    obs, _ = env.reset(seed=seed)
+    yield {"obs": copy.deepcopy(obs)}
+    for action in actions:
+        *results, _ = env.step(action)
+        row = dict(zip(("obs", "reward", "terminated", "truncated"), results, strict=True))
+        yield copy.deepcopy(row)  # an env may write into its observation
+        if row["terminated"] or row["truncated"]:
+            return
+
+
+def first_difference(one: Sequence[Row], other: Sequence[Row]) -> str:
+    """Describe the first value that differs in its type or bits, or return "". NaN equals NaN.
+
+    The longer trajectory may have further rows.
+
+    >>> first_difference([{"obs": {"x": np.array([1, 2])}}], [{"obs": {"x": np.array([1, 3])}}])
+    "obs['x'][1] of the reset is 2 and 3"
+    """
+    for step, pair in enumerate(zip(one, other, strict=False)):
+        rows = [dict(nest.items(row)) for row in pair]
+        where = f"of step {step}" if step else "of the reset"
+        if rows[0].keys() != rows[1].keys():
+            odd = min(rows[0].keys() ^ rows[1].keys(), key=str)
+            return f"{_name(odd)} {where} is in one of them only"
+        for path, leaf in rows[0].items():
+            if words := _difference(leaf, rows[1][path]):
+                return f"{_name(path)}{words[0]} {where} is {words[1]} and {words[2]}"
+    return ""
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return str(path[0]) + "".join(f"[{key!r}]" for key in path[1:])
+
+
+def _difference(one: Any, other: Any) -> tuple[str, str, str] | None:
+    try:
+        a, b = np.asarray(one), np.asarray(other)
+    except Exception:  # lists of different lengths
+        a = b = np.array(None)
+    if {a.dtype.kind, b.dtype.kind} & {"O", "U"}:
+        return None if data_equivalence(one, other, exact=True) else ("", _short(one), _short(other))
+    if type(one) is not type(other) or a.dtype != b.dtype or a.shape != b.shape:
+        return "", *(f"a {type(each).__name__} {array.dtype}{array.shape}" for each, array in ((one, a), (other, b)))
+    if a.tobytes() == b.tobytes():
+        return None
+    size = max(1, a.itemsize)
+    bits = [np.ascontiguousarray(each).reshape(-1).view(np.uint8).reshape(-1, size) for each in (a, b)]
+    place = np.unravel_index(int((bits[0] != bits[1]).any(1).argmax()), a.shape)
+    return "".join(f"[{i}]" for i in place), _short(a[place].item()), _short(b[place].item())
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class RepeatProbe(gymnasium.Env[Any, Any]):
+    """Env whose method `find_difference` makes two envs of `env_fn`, one after the other, and compares their episodes.
+
+    `seeds`: the seeds of reset and action space for episodes 0 and 1.
+    """
+
+    def __init__(self, env_fn: Callable[[], Any], seeds: Sequence[tuple[int, int]]) -> None:
+        self._env_fn, self._seeds = env_fn, seeds
+
+    def find_difference(self) -> str:
+        """Return the reason why the env does not repeat episodes, or "". Raise the env's error if it cannot be reset.
+
+        The generators of `random` and `np.random` are restored.
+        """
+        with process_generators_restored():
+            first = self._use_new_env(lambda env: self._play(env, 0))
+            return self._use_new_env(lambda env: self._compare(env, first))
+
+    def _use_new_env(self, use: Callable[[Any], Any]) -> Any:
+        env = self._env_fn()
+        try:
+            return use(env)
+        finally:
+            env.close()
+            # If a MuJoCo env is deleted later, all other MuJoCo envs of the process render black.
+            del env
+            gc.collect()
+
+    def _compare(self, env: Any, first: list[Row]) -> str:
+        if found := first_difference(first, self._play(env, 0)):
+            return f"reset(seed=...) does not decide the episode of a new env: {found} in two new envs"
+        self._play(env, 1)
+        if found := first_difference(first, self._play(env, 0)):
+            return f"reset(seed=...) keeps a state of the episode before: {found} in a new and in a used env"
+        if found := first_difference(first, self._play(env, 0, draw=True)):
+            return f"the env uses random or np.random, which the envs of a process share: {found} after other draws"
+        return ""
+
+    def _play(self, env: Any, number: int, draw: bool = False) -> list[Row]:
+        """Play an episode with random actions, until its end, `STEPS`, `SECONDS`, or an error in a step."""
+        end, rows, (seed, action_seed) = time.monotonic() + SECONDS, list[Row](), self._seeds[number]
+        space = copy.deepcopy(env.action_space)
+        space.seed(action_seed)
+        results = play(env, seed, (space.sample() for _ in range(STEPS)))
+        try:
+            for row in results:
+                rows.append(row)
+                if draw:
+                    random.random(), np.random.random()
+                if time.monotonic() > end:
+                    break
+        except Exception:
+            if not rows:
+                raise
+        return rows
+
+
+@contextmanager
+def process_generators_restored() -> Iterator[None]:
+    states = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
