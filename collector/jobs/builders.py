@@ -151,7 +151,8 @@ def find_env_difference(job: Job) -> str:
     """
     backend = {"dummy": "dummy", "thread": "dummy", "ray": "ray"}.get(job.backend, "shmem")
     seeds = [(episode_seed(job.seed, number), action_seed(job.seed, number)) for number in range(2)]
-    limits = {} if backend == "dummy" else {"start_timeout": CHECK_TIMEOUT, "step_timeout": CHECK_TIMEOUT}
+    timeout = CHECK_TIMEOUT if job.step_timeout is None else min(CHECK_TIMEOUT, 10 + job.step_timeout)
+    limits = {} if backend == "dummy" else {"start_timeout": timeout, "step_timeout": timeout}
     try:
         with VECTOR_ENVS[backend]([partial(RepeatProbe, env_fn(job), seeds)], **limits) as venv:
             return str(venv.call("find_difference")[0])

@@ -57,7 +57,7 @@ class JobState(JobProgress):
     signum: int = 0
     """Number of the signal that ended the job, or 0."""
     repeatable: bool = False
-    """True if another run of the job plays bitwise equal episodes."""
+    """True if another run of the job plays bitwise equal episodes, as far as the test of the env shows."""
 
     @property
     def steps_per_second(self) -> float:

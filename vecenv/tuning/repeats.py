@@ -3,7 +3,7 @@
     new env:           episode 0
     another new env:   episode 0    episode 1    episode 0    episode 0, with draws from `random` and `np.random`
 
-All episodes 0 must be equal. Their seeds and actions are.
+All episodes 0 have the same seed and actions, and must be equal.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def _difference(one: Any, other: Any) -> tuple[str, str, str] | None:
     if {a.dtype.kind, b.dtype.kind} & {"O", "U"}:
         return None if data_equivalence(one, other, exact=True) else ("", _short(one), _short(other))
     if type(one) is not type(other) or a.dtype != b.dtype or a.shape != b.shape:
-        return "", *(f"a {type(each).__name__} {array.dtype}{array.shape}" for each, array in ((one, a), (other, b)))
+        words = [f"a {type(each).__name__} {array.dtype}{array.shape}" for each, array in ((one, a), (other, b))]
+        return "", words[0], words[1]
     if a.tobytes() == b.tobytes():
         return None
     size = max(1, a.itemsize)
