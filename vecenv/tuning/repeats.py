@@ -1,4 +1,4 @@
-"""Whether an env repeats an episode: `play`, `first_difference`, and `RepeatProbe`, which plays in a worker.
+"""Comparison of an env's episodes: `play`, `first_difference`, and `RepeatProbe`, which plays in a worker.
 
     new env:           episode 0
     another new env:   episode 0    episode 1    episode 0    episode 0, with draws from `random` and `np.random`

@@ -1,4 +1,4 @@
-"""Whether an env repeats an episode: trajectories and their first difference. Jobs test the probe."""
+"""Trajectories of an env, and their first difference. The tests of jobs use the probe."""
 
 from __future__ import annotations
 
