@@ -31,7 +31,7 @@ WRONG_ENV = re.compile(
 )
 MAX_RESTARTS = 10
 """Restarts per env and minute. If an env fails more often, the job creates a new vector env."""
-CHECK_TIMEOUT = 60.0
+CHECK_TIMEOUT = 120.0
 """Seconds after which a worker that checks whether the env repeats episodes is ended."""
 NOT_CHECKED = "not checked, because the check failed with "
 
@@ -147,7 +147,7 @@ def find_env_difference(job: Job) -> str:
     """Play the first steps of episodes in two more envs. Return why the env does not repeat episodes, or "".
 
     If the check fails, the result begins with `NOT_CHECKED`. The check runs where the envs of the job run, but in a
-    worker process for "auto". For "thread", it runs in the main thread.
+    worker process for "auto", and in the calling thread for "thread".
     """
     backend = {"dummy": "dummy", "thread": "dummy", "ray": "ray"}.get(job.backend, "shmem")
     seeds = [(episode_seed(job.seed, number), action_seed(job.seed, number)) for number in range(2)]

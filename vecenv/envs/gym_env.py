@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
+from weakref import WeakValueDictionary
 
 import gymnasium
 import numpy as np
@@ -232,11 +233,15 @@ _SKIPPING = {
 }
 
 
+_FILMED = WeakValueDictionary[int, Env]()
+"""Base envs whose first frame `Pixels` has rendered, by `id`."""
+
+
 class Pixels(gymnasium.ObservationWrapper):
     """Wrapper that adds rendered frames to the observation under `key`. With `only`, frames replace the observation.
 
-    Without `shape`, the wrapper resets the env twice to get the shape of a frame. If pygame's gfxdraw is imported,
-    threads render in turn, because gfxdraw is not thread-safe.
+    Without `shape`, or if the env has rendered no frame for this class, the wrapper resets the env twice to get the
+    shape of a frame. If pygame's gfxdraw is imported, threads render in turn, because gfxdraw is not thread-safe.
     """
 
     spec = property(attrgetter("env.spec"))
@@ -255,8 +260,9 @@ class Pixels(gymnasium.ObservationWrapper):
         self._only, self._key, self._render_kwargs = only, key, check_mapping("render_kwargs", render_kwargs)
         self._in_turn = True
         """True for the first frame, which may import gfxdraw, and while gfxdraw is imported."""
-        if shape is None:
+        if shape is None or _FILMED.get(id(env.unwrapped)) is not env.unwrapped:
             shape = self._first_frame().shape
+            _FILMED[id(env.unwrapped)] = env.unwrapped
         own = env.observation_space
         self.shape = shape
         parts = {} if only else own.spaces if isinstance(own, spaces.Dict) else {"observation": own}

@@ -264,6 +264,7 @@ class TestFrameSkip:
 PIXELS = [
     partial(GymEnv, from_pixels=True),
     lambda env: TransformedEnv(env, PixelObservation()),
+    lambda env: TransformedEnv(env, TransformedEnv(Filmed(), PixelObservation()).transform[0].clone()),
 ]
 
 
