@@ -68,34 +68,33 @@ class ThreadBackend(Backend):
         cpus = usable_cpus()
         self.looks = self.num_workers <= cpus
         self._looking = SpinWait(SPARE_SPINS if self.num_workers < cpus else SHARED_SPINS)
+        deadline, reports = time.monotonic() + self._start_timeout, list[EnvReport]()
         for k, ids in enumerate(blocks_of(n, self.num_workers)):
             self.blocks.append(BlockThread(k, ids, self))
-            self.blocks[k].thread.start()
+            reports += self._start_block(self.blocks[k], deadline)
         self._block_of = [block for block in self.blocks for _ in block.ids]
-        reports = self._await_reports(self.blocks)
         check_distinct([env for block in self.blocks for env in block.envs])
         warn_of_gil()
         return reports
 
-    def _await_reports(self, blocks: Sequence[BlockThread]) -> list[EnvReport]:
-        def done() -> bool:
-            reports = [block.reports for block in blocks]
-            return None not in reports or any(isinstance(each, Failure) for each in reports)
+    def _start_block(self, block: BlockThread, deadline: float) -> list[EnvReport]:
+        """Start the thread of a block, and wait until it has made its envs.
 
-        self.wait(done, time.monotonic() + self._start_timeout)
-        for block in blocks:
-            if isinstance(block.reports, Failure):
-                raise block.reports.exception()
-        if late := [block for block in blocks if block.reports is None]:
-            for block in late:
-                block.abandon()
-            ids = [i for block in late for i in block.ids]
+        One thread makes envs at a time, because constructors may change what all threads share: `np.random`, the
+        working directory, new classes.
+        """
+        block.thread.start()
+        self.wait(lambda: block.reports is not None, deadline)
+        if isinstance(block.reports, Failure):
+            raise block.reports.exception()
+        if block.reports is None:
+            block.abandon()
             raise WorkerTimeoutError(
-                f"envs {ids} were not constructed within start_timeout={self._start_timeout} s; pass a larger "
-                f"one for slow constructors. Threads cannot be killed: {late[0].thread.name} was abandoned and is at\n"
-                + late[0].stack()
+                f"envs {list(block.ids)} were not constructed within start_timeout={self._start_timeout} s; pass a "
+                "larger one for slow constructors, which threads call one after the other. Threads cannot be killed: "
+                f"{block.thread.name} was abandoned and is at\n{block.stack()}"
             )
-        return [report for block in blocks for report in block.reports]  # type: ignore[union-attr]
+        return block.reports
 
     def bind(self, layout: Layout) -> Arena:
         self._layout, self.arena = layout, Arena.build(layout, len(self.env_fns))
@@ -110,8 +109,7 @@ class ThreadBackend(Backend):
         self.blocks[new.index] = new
         self._block_of[new.start : new.stop] = [new] * len(new.ids)
         try:
-            new.thread.start()
-            self._await_reports([new])
+            self._start_block(new, time.monotonic() + self._start_timeout)
         except BaseException:
             new.abandon()
             raise

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from tests.support.backends import FULL
 from tests.support.ctrl_c import interrupting
 from tests.support.faulty import Counter, counters
 from tests.support.ledger import CLOSED, wait_until
-from vecenv import ThreadVectorEnv, VectorEnvError, WorkerTimeoutError
+from vecenv import DummyVectorEnv, ThreadVectorEnv, VectorEnvError, WorkerTimeoutError
 
 LIMIT = 0.3
 TIMEOUT = 20.0
@@ -214,6 +215,49 @@ def test_a_call_that_returns_after_its_env_was_reset_is_discarded(gate: Gate) ->
         gate.open()
         old.join(TIMEOUT)
         assert venv.call("method") == ["new"]
+
+
+class Draws(gymnasium.Env[Any, Any]):
+    """Env whose constructor draws from np.random, as in metaworld 3.1.1 and gym-quadruped 1.1.8."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, id: int, made: list[tuple[str, int]]) -> None:
+        made.append(("begin", id))
+        self.start = np.array([np.random.random(), 0], np.float32)  # noqa: NPY002
+        time.sleep(0.001)  # lets another thread run
+        self.start[1] = np.random.random()  # noqa: NPY002
+        made.append(("end", id))
+
+    def reset(self, **_: Any) -> Any:
+        return self.start, {}
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 4}, {"wait_num": 1}])
+def test_envs_are_made_one_after_the_other(options: dict[str, Any]) -> None:
+    def start(backend: Any, **options: Any) -> tuple[list[Any], Any]:
+        made: list[tuple[str, int]] = []
+        np.random.seed(1)  # noqa: NPY002
+        with backend([partial(Draws, i, made) for i in range(4)], **options) as venv:
+            return made, venv.reset()[0].tolist()
+
+    want = [(what, i) for i in range(4) for what in ("begin", "end")]
+    made, drawn = start(ThreadVectorEnv, **options)
+    assert made == want
+    assert drawn == start(DummyVectorEnv)[1]
+
+
+def test_envs_after_a_constructor_that_fails_are_not_made() -> None:
+    made: list[int] = []
+
+    def make(id: int) -> Any:
+        made.append(id)
+        return Counter(id) if id != 1 else 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        ThreadVectorEnv([partial(make, i) for i in range(4)], num_workers=4)
+    assert made == [0, 1]
 
 
 def test_a_constructor_that_does_not_return_is_abandoned(gate: Gate) -> None:
