@@ -225,9 +225,9 @@ class Draws(gymnasium.Env[Any, Any]):
 
     def __init__(self, id: int, made: list[tuple[str, int]]) -> None:
         made.append(("begin", id))
-        self.start = np.array([np.random.random(), 0], np.float32)  # noqa: NPY002
+        self.start = np.array([np.random.random(), 0], np.float32)
         time.sleep(0.001)  # lets another thread run
-        self.start[1] = np.random.random()  # noqa: NPY002
+        self.start[1] = np.random.random()
         made.append(("end", id))
 
     def reset(self, **_: Any) -> Any:
@@ -238,7 +238,7 @@ class Draws(gymnasium.Env[Any, Any]):
 def test_envs_are_made_one_after_the_other(options: dict[str, Any]) -> None:
     def start(backend: Any, **options: Any) -> tuple[list[Any], Any]:
         made: list[tuple[str, int]] = []
-        np.random.seed(1)  # noqa: NPY002
+        np.random.seed(1)
         with backend([partial(Draws, i, made) for i in range(4)], **options) as venv:
             return made, venv.reset()[0].tolist()
 
