@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.host.env_access import parts
-from vecenv.backends.host.env_host import EnvReport, check_env, report_of
+from vecenv.backends.host.env_checks import check_env
+from vecenv.backends.host.env_host import EnvReport, report_of
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.memory.shared_state import SharedState, Stateful, form_of

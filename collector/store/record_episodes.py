@@ -143,7 +143,7 @@ class RecordedVectorEnv(VectorWrapper):
             ended = recorder.step(None, actions, *rows)
             begun = ended if same_step else self._to_reset  # envs whose rows have the first observation of an episode
             if ended.size:
-                recorder.end(ended, _final_obs(infos, ended) if same_step else nest.take(rows[0], ended))
+                recorder.end(ended, self._final_obs(infos, ended) if same_step else nest.take(rows[0], ended))
             if begun.size:
                 recorder.begin(begun, None)
             if self._mode is AutoresetMode.NEXT_STEP:
@@ -152,6 +152,13 @@ class RecordedVectorEnv(VectorWrapper):
             self._abandon()
             raise
         return result
+
+    def _final_obs(self, infos: dict[str, Any], rows: np.ndarray) -> Any:
+        """Return the last observations of the envs `rows` (`final_observation` in gymnasium 0.29)."""
+        found = infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
+        if isinstance(found, np.ndarray) and found.dtype == object:
+            return _stacked(self._recorder.layout.obs, found[rows])
+        return nest.take(found, rows)
 
     def _abandon(self) -> None:
         """Abandon all unfinished episodes, because it is unknown which envs have stepped."""
@@ -190,16 +197,8 @@ def _to_type_of(given: Any, rows: Any) -> Any:
     return to_device(rows, given.device)
 
 
-def _final_obs(infos: dict[str, Any], rows: np.ndarray) -> Any:
-    """Return the last observations of the envs `rows` (`final_observation` in gymnasium 0.29)."""
-    found = infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
-    if isinstance(found, np.ndarray) and found.dtype == object:
-        return _stacked(found[rows])
-    return nest.take(found, rows)
-
-
-def _stacked(rows: Sequence[Any]) -> Any:
-    return nest.merge(lambda parts: np.array([*map(as_array, parts)]), rows)
+def _stacked(layout: Any, rows: Sequence[Any]) -> Any:
+    return nest.merge(lambda parts: np.array([*map(as_array, parts[1:])]), [layout, *rows])
 
 
 def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
@@ -294,7 +293,7 @@ class RecordedEngine(RowWiseWrapper):
             recorder.discard(envs[broken])
         begun = [row for row, each in enumerate(infos) if "final_obs" in each and "final_info" in each]
         if len(begun) == len(infos):  # autoreset has already reset all ended envs
-            last, envs_begun = _stacked([each["final_obs"] for each in infos]), envs
+            last, envs_begun = _stacked(recorder.layout.obs, [each["final_obs"] for each in infos]), envs
         else:
             last, envs_begun = nest.take(obs, ended), envs[begun]
             for row in begun:

@@ -80,7 +80,7 @@ class EpisodeRecorder:
     def __init__(
         self, n: int, writer: StoreWriter, layout: Layout, shard_bytes: int, shard_seconds: float, memory: int
     ) -> None:
-        self.n, self._writer, self._layout, self._memory = n, writer, layout, memory
+        self.n, self._writer, self.layout, self._memory = n, writer, layout, memory
         self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
         """Last action sent to each env, in the stored dtypes."""
@@ -104,7 +104,7 @@ class EpisodeRecorder:
 
     def actions(self, action: Any, ids: Sequence[int]) -> Any:
         """Return actions in the stored dtypes. Raises the errors of vecenv's `step`, or `DatasetError`."""
-        rows = batch_actions(action, ids, self._layout.action)
+        rows = batch_actions(action, ids, self.layout.action)
         if rows.__class__ is list:
             raise DatasetError(
                 f"these actions are not elements of the action space, so they cannot be stored: {action!r}"
@@ -126,7 +126,7 @@ class EpisodeRecorder:
         self._check_open()
         envs = self._all if ids is None else ids
         if obs is not None:
-            self._buffer.write("obs", self._count[envs] * self.n + envs, fit_rows(obs, self._layout.obs))
+            self._buffer.write("obs", self._count[envs] * self.n + envs, fit_rows(obs, self.layout.obs))
         self._first[envs], self._before[envs], self._seeds[envs] = self._count[envs], 0, seeds
         self._is_recorded[envs] = True
 
@@ -138,7 +138,7 @@ class EpisodeRecorder:
     ) -> np.ndarray:
         """Record a step of these envs (None: all). Return the indices of the rows that end episodes."""
         self._check_open()
-        n, buffer, obs = self.n, self._buffer, fit_rows(obs, self._layout.obs)
+        n, buffer, obs = self.n, self._buffer, fit_rows(obs, self.layout.obs)
         if (
             time.monotonic() >= self._due
             or (self._count[0] if self._all_stepped else self._count.max()) == buffer.steps
@@ -176,7 +176,7 @@ class EpisodeRecorder:
 
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
         """End the episodes of these envs. `last_obs` is not copied, so it must not change later."""
-        rows, known = fit_rows(last_obs, self._layout.obs), self._is_recorded[envs]
+        rows, known = fit_rows(last_obs, self.layout.obs), self._is_recorded[envs]
         if np.count_nonzero(known) < len(envs):
             envs, rows = envs[known], nest.take(rows, known)
         self._ended.append((envs, self._begun.take(envs, 1), self._count[envs], rows))

@@ -10,7 +10,8 @@ import numpy as np
 
 from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
 from vecenv.backends.host.env_access import copy_data, copy_if_possible
-from vecenv.backends.host.env_host import EnvHost, EnvReport, check_distinct
+from vecenv.backends.host.env_checks import check_distinct
+from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout

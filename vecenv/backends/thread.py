@@ -22,7 +22,8 @@ from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
 from vecenv.backends.block_thread import BlockThread
 from vecenv.backends.free_threading import has_gil, warn_of_gil
 from vecenv.backends.host.env_access import copy_if_possible
-from vecenv.backends.host.env_host import EnvReport, check_distinct
+from vecenv.backends.host.env_checks import check_distinct
+from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, describe, died_failure
 from vecenv.backends.ipc.waiting import SpinWait, fence
 from vecenv.backends.memory.arena import Arena, Layout

@@ -16,7 +16,8 @@ from gymnasium.vector import AutoresetMode
 from collector import Dataset, DatasetError, RecordEpisodes
 from tests.support.backends import FULL
 from tests.support.numbered import STEPS, N, Numbered, actions, assert_whole, env_fns, play
-from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv
+from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, from_gymnasium
+from vecenv.transforms import RewardSum, TransformedEnv
 
 pytestmark = pytest.mark.usefixtures("no_fsync", "few_rounds")
 MODES = list(AutoresetMode)
@@ -56,6 +57,39 @@ def test_every_whole_episode_is_stored(maker: str, mode: AutoresetMode, tree: bo
         assert STEPS - 5 <= spent <= STEPS + 1, "all but the one in progress are there"
         assert found[env, 0].seed == 5 + env
         assert found[env, 1].seed is None
+
+
+class Lists(Numbered):
+    """Env that returns a list for a Tuple space, as vmas 1.5.2 does."""
+
+    def observe(self) -> Any:
+        obs = super().observe()
+        return {"a": obs["a"], "b": [*obs["b"]]}
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        lambda fns, mode, folder: RecordEpisodes(gymnasium.vector.SyncVectorEnv(fns, autoreset_mode=mode), folder),
+        lambda fns, mode, folder: RecordEpisodes(SyncVectorEnv(fns, autoreset_mode=mode), folder),
+        lambda fns, mode, folder: GymnasiumVectorEnv(RecordEpisodes(DummyVectorEnv(fns), folder), autoreset_mode=mode),
+        lambda fns, mode, folder: GymnasiumVectorEnv(
+            RecordEpisodes(from_gymnasium(gymnasium.vector.SyncVectorEnv(fns, autoreset_mode=mode)), folder),
+            autoreset_mode=mode,
+        ),
+        lambda fns, mode, folder: RecordEpisodes(
+            SyncVectorEnv([lambda fn=fn: TransformedEnv(fn(), RewardSum()) for fn in fns], autoreset_mode=mode), folder
+        ),
+    ],
+    ids=["gymnasium's", "ours", "engine", "from_gymnasium", "transformed"],
+)
+def test_lists_are_stored_as_tuples(recorded: Any, tmp_path: Path) -> None:
+    mode = AutoresetMode.SAME_STEP
+    envs = recorded([partial(Lists, number, tree=True) for number in range(N)], mode, tmp_path)
+    play(envs, mode, tree=True)
+    envs.close()
+    for episode in assert_whole(Dataset(tmp_path)).values():
+        assert episode.obs["b"][0].tolist() == list(range(len(episode) + 1))
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
 
 from tests.support.cases import (
     NEAR_ON_RAY,
@@ -308,6 +309,30 @@ F1 = [
 ]  # fmt: skip
 
 
+LISTS = spaces.Tuple(
+    [
+        spaces.Box(0, 9, (2,)),
+        spaces.Dict(x=spaces.Tuple([spaces.Discrete(5), spaces.Text(3)])),
+        spaces.Tuple([spaces.Discrete(5)] * 2),
+    ]
+)
+"""vmas 1.5.2 returns a list of arrays for a Tuple space. `Tuple.contains` of gymnasium also takes arrays."""
+
+
+def as_lists(obs):
+    first, second, third = obs
+    return [first, {"x": list(second["x"])}, np.array(third)]
+
+
+@pytest.mark.parametrize("make", [DummyVectorEnv, *WITH_TWO_WORKERS])
+def test_lists_are_elements_of_tuple_spaces(make):
+    tuples = samples(LISTS, 8)
+    assert all(as_lists(obs) in LISTS for obs in tuples)
+    given = [[as_lists(obs) for obs in script] for script in (tuples[:4], tuples[4:])]
+    for rows, want in zip(seen(LISTS, *given, make=make), seen(LISTS, tuples[:4], tuples[4:]), strict=True):
+        assert data_equivalence(rows, want, exact=True)
+
+
 class TestValuesThatDoNotFit:
     @pytest.mark.parametrize(("given", "space", "want"), F1, ids=lambda value: repr(value)[:40])
     def test_they_are_cast_if_nothing_is_lost_else_an_error(self, given, space, want):
@@ -330,7 +355,8 @@ class TestValuesThatDoNotFit:
             ({"a": 1}, r"env 1: obs has the wrong keys: missing \['b'\], not in the space \[\]"),
             ({"a": 1, "b": (1,), "c": 1}, r"env 1: obs has the wrong keys: missing \[\], not in the space \['c'\]"),
             ([1, 2], r"env 1: obs is a list, expected a dict with the keys \['a', 'b'\]"),
-            ({"a": 1, "b": [1]}, r"env 1: obs\['b'\] is a list, expected a tuple of 1"),
+            ({"a": 1, "b": [1, 2]}, r"env 1: obs\['b'\] is a list of 2, expected a tuple of 1"),
+            ({"a": 1, "b": np.array(1)}, r"env 1: obs\['b'\] is a ndarray, expected a tuple of 1"),
             ({"a": 1, "b": (1, 2)}, r"env 1: obs\['b'\] is a tuple of 2, expected a tuple of 1"),
         ],
     )

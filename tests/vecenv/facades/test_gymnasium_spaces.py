@@ -242,3 +242,35 @@ def test_every_kind_of_action_reaches_its_env_and_comes_back_as_observation(spac
         assert obs in ours.observation_space
     ours.close()
     theirs.close()
+
+
+class Lists(gym.Env):
+    """Env that returns lists for Tuple spaces, as vmas 1.5.2 does. Episodes have three steps."""
+
+    observation_space = spaces.Tuple(
+        [spaces.Box(0, 9, (2,)), spaces.Tuple([spaces.Discrete(9), spaces.MultiBinary(2)])]
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self._obs(), 1.0, self.t == 3, False, {}
+
+    def _obs(self):
+        return [self.np_random.random(2, np.float32), [self.t, np.array([1, 0], np.int8)]]
+
+
+@pytest.mark.parametrize("mode", [gym.vector.AutoresetMode.NEXT_STEP, gym.vector.AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("kind", one_of(["sync", "async"]))
+def test_lists_are_elements_of_tuple_spaces(kind, mode):
+    theirs, ours = (make([Lists] * 2, autoreset_mode=mode) for make in (gym.vector.SyncVectorEnv, OURS[kind]))
+    assert_same(ours.reset(seed=1), theirs.reset(seed=1))
+    for _ in range(5):
+        assert_same(ours.step([0, 1]), theirs.step([0, 1]))
+    ours.close()
+    theirs.close()

@@ -9,11 +9,11 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.env_access import ENV_CALLS, is_env, learning, optional
+from vecenv.backends.host.env_access import ENV_CALLS, learning, optional
+from vecenv.backends.host.env_checks import check_env, check_single_agent, check_spaces, explained
 from vecenv.backends.host.failure import Failure, capture
 from vecenv.backends.host.forked_copy import copy_mark, end_copy
 from vecenv.backends.host.row_writer import (
@@ -79,8 +79,8 @@ class EnvHost:
             self.mark(j)
             try:
                 env = self._returned(env_fn())
-                check_env(env, f"env_fns[{self._first_id + j}]()")
-                check_single_agent(env, f"env_fns[{self._first_id + j}]()")
+                for check in (check_env, check_single_agent, check_spaces):
+                    check(env, f"env_fns[{self._first_id + j}]()")
                 self.envs.append(env)
                 reports.append(report_of(env))
             except self._passes:
@@ -258,7 +258,7 @@ class EnvHost:
     def _capture(self, error: BaseException, j: int, op: str) -> Failure:
         self._end_copy(error)
         env_id = self._first_id + j
-        return capture(_located(error, env_id), env_id, op, self._local)
+        return capture(_located(explained(error, op), env_id), env_id, op, self._local)
 
 
 def copy_actions(action: Any, k: int) -> list[Any]:
@@ -276,38 +276,6 @@ def _located(error: BaseException, env_id: int) -> BaseException:
     elif isinstance(error, VectorEnvError) and error.env_id is None:
         error.env_id = env_id
     return error
-
-
-def check_env(env: Any, origin: str) -> None:
-    if isinstance(env, type):
-        raise TypeError(f"{origin} returned the class {env.__name__}, expected an env; use lambda: {env.__name__}()")
-    if isinstance(env, gymnasium.vector.VectorEnv) or getattr(type(env), "has_many_envs", False):
-        raise TypeError(f"{origin} returned the vector env {env!r}, expected one env; use lambda: gym.make(...)")
-    if not is_env(env):
-        raise TypeError(f"{origin} returned {env!r}, expected an env with step and reset")
-
-
-def check_single_agent(env: Any, origin: str) -> None:
-    """Raise TypeError for a PettingZoo env, which has spaces per agent."""
-    if not (callable(getattr(env, "observation_space", None)) and callable(getattr(env, "action_space", None))):
-        return
-    if callable(getattr(env, "last", None)):
-        kind = "an AECEnv of PettingZoo: use AECVectorEnv(env_fns), or let each function return PettingZooEnv(env)"
-    else:
-        kind = "a ParallelEnv of PettingZoo: use ParallelVectorEnv(env_fns), and flatten_agents for a row per agent"
-    raise TypeError(f"{origin} returned {env!r}, {kind}")
-
-
-def check_distinct(envs: Sequence[Any]) -> None:
-    seen: dict[int, int] = {}
-    for i, env in enumerate(envs):
-        inner = optional(env, "unwrapped")
-        first = seen.setdefault(id(env if inner is None else inner), i)
-        if first != i:
-            raise ValueError(
-                f"env_fns[{first}] and env_fns[{i}] returned the same env object; each must make a new one: "
-                "lambda: gym.make(...), not lambda: env"
-            )
 
 
 def report_of(env: Any) -> EnvReport:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vecenv import nest
+from vecenv.backends.host.env_checks import reset_result, step_result
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.memory.arena import Arena, Layout, Leaf, ObjectLeaf, merge_trees, space_tree
 from vecenv.errors import EnvContractError, ObservationError
@@ -95,7 +96,7 @@ class RowWriter:
     def write_step(self, j: int, result: Any) -> Extra | None:
         """Check and write a result of `step`. Return the part that does not fit the row, or `None`."""
         if result.__class__ is not tuple or len(result) != 5:
-            result = _as_tuple(result, 5, "step", "(obs, reward, terminated, truncated, info)")
+            result = step_result(result)
         obs, reward, terminated, truncated, info = result
         objects: list[Any] | None = [] if self._has_objects else None
         self._put[j](obs, objects)
@@ -128,7 +129,7 @@ class RowWriter:
     def write_reset(self, j: int, result: Any) -> Extra | None:
         """Check and write a result of `reset`, with reward 0 and flags False."""
         if result.__class__ is not tuple or len(result) != 2 or result[1].__class__ is not dict:
-            result = _as_tuple(result, 2, "reset", "(obs, info)")
+            result = reset_result(result)
         obs, info = result
         objects: list[Any] | None = [] if self._has_objects else None
         self._put[j](obs, objects)
@@ -233,8 +234,10 @@ def wrong_keys(obs: Mapping[Any, Any], own: Mapping[Any, Any]) -> ObservationErr
 
 def _tuple_put(children: list[Put], own: Any) -> Put:
     def put(obs: Any, objects: list[Any] | None) -> None:
-        if not isinstance(obs, tuple) or len(obs) != len(children):
-            got = f"a tuple of {len(obs)}" if isinstance(obs, tuple) else f"a {type(obs).__name__}"
+        # As in gymnasium, lists and arrays are elements of a Tuple space.
+        is_sequence = isinstance(obs, (tuple, list)) or (isinstance(obs, np.ndarray) and obs.ndim > 0)
+        if not is_sequence or len(obs) != len(children):
+            got = f"a {type(obs).__name__}" + (f" of {len(obs)}" if is_sequence else "")
             raise ObservationError(f"{_path(own)} is {got}, expected a tuple of {len(children)}")
         for child, part in zip(children, obs, strict=True):
             child(part, objects)
@@ -350,18 +353,6 @@ def _copy_arrays(value: Any) -> Any:
 
 
 CONTAINERS = dict, list, deque, set, bytearray, np.void
-
-
-def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
-    if isinstance(result, (tuple, list)) and len(result) == length:
-        if op == "step" or isinstance(result[1], Mapping):
-            return tuple(result)
-        raise EnvContractError(f"reset() must return (obs, info) with a dict as info, got a {type(result[1]).__name__}")
-    got = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
-    raise EnvContractError(
-        f"{op}() returned {got}, expected {length}: {form}; wrap an env of the old Gym API with the package "
-        "shimmy: gymnasium.make('GymV21Environment-v0', env=env)"
-    )
 
 
 def convert_flag(name: str, flag: Any) -> bool:
