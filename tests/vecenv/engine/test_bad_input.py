@@ -13,9 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.backends import and_ray
+from tests.support.backends import and_ray, full
 from tests.support.cases import LocalWorker, counting
-from vecenv import BaseVectorEnv, DummyVectorEnv, EnvContractError, ObservationError, ShmemVectorEnv, ThreadVectorEnv
+from vecenv import (
+    BaseVectorEnv,
+    DummyVectorEnv,
+    EnvContractError,
+    ObservationError,
+    ShmemVectorEnv,
+    SyncVectorEnv,
+    ThreadVectorEnv,
+)
 from vecenv.engine.arguments import check_count, check_timeout
 from vecenv.testing import CountingEnv
 
@@ -250,6 +258,17 @@ def returning(step=None, reset=None):
     return Wrong
 
 
+class Unseeded(CountingEnv):
+    """Env whose reset takes no arguments, as in crafter 1.8.3. Each step ends the episode."""
+
+    def reset(self):
+        return super().reset()
+
+    def step(self, action):
+        obs, reward, _, *rest = super().step(action)
+        return obs, reward, True, *rest
+
+
 STEPS = {
     "four values": (lambda o, r, te, tr, i: (o, r, te, i), r"step\(\) returned 4 values, expected 5: \(obs"),
     "one value": (lambda o, r, te, tr, i: o, r"step\(\) returned a ndarray, expected 5"),
@@ -268,7 +287,7 @@ RESETS = {
     "reset: three values": (lambda o, i: (o, i, 1), r"reset\(\) returned 3 values, expected 2"),
     "reset: info is no dict": (
         lambda o, i: (o, [1]),
-        r"reset\(\) must return \(obs, info\) with a dict as info, got a list",
+        r"reset\(\) returned 2 values, the second a list, expected 2: \(obs, info\) with a dict as info",
     ),
 }
 ALLOWED = {
@@ -314,6 +333,62 @@ class TestEnvsThatBreakTheApi:
             assert [terminated.item(), truncated.item()] == ["true" in name] * 2
             assert info[0] == {"t": 1, "env_id": 0}
             assert np.isnan(rew[0]) if "NaN" in name else rew[0] == 1 / 1024
+
+    @pytest.mark.parametrize(
+        ("wrong", "is_old"),
+        [
+            ({"step": lambda o, r, te, tr, i: (o, r, te, i)}, True),
+            ({"step": lambda o, r, te, tr, i: (o, r, te)}, False),
+            ({"reset": lambda o, i: {"base": o}}, False),  # gym-quadruped 1.1.8
+        ],
+    )
+    def test_only_four_values_of_step_are_the_old_gym(self, wrong, is_old):
+        with DummyVectorEnv([returning(**wrong)]) as venv:
+            venv.reset()
+            with pytest.raises(EnvContractError) as caught:
+                venv.reset() if "reset" in wrong else venv.step([0])
+        assert ("import shimmy; gymnasium.make('GymV21Environment-v0', env=env)" in str(caught.value)) is is_old
+        assert ("return (obs, {})" in str(caught.value)) is ("reset" in wrong)
+
+    @pytest.mark.parametrize("make", [DummyVectorEnv, *full([ThreadVectorEnv, ShmemVectorEnv])])
+    @pytest.mark.parametrize("autoreset", [False, True])
+    def test_a_reset_without_seed_says_so(self, make, autoreset):
+        """As in crafter 1.8.3, or as in an env of gym 0.26 around it."""
+        with make([Unseeded] * 2) as venv:
+            venv.reset()
+            text = r"env 0: reset\(\) takes no seed \(.*'seed'\), expected reset\(\*, seed=None, options=None\)"
+            with pytest.raises(EnvContractError, match=text):
+                venv.step([0, 0], autoreset=[1, 2]) if autoreset else venv.reset(seed=0)
+
+    def test_another_type_error_of_reset_is_the_envs_own(self):
+        def fails(o, i):
+            raise TypeError("make_world() got an unexpected keyword argument 'seed'")
+
+        with DummyVectorEnv([returning(reset=fails)]) as venv:
+            venv.reset()
+            with pytest.raises(TypeError, match="^make_world"):
+                venv.reset()
+
+    @pytest.mark.parametrize("name", ["observation_space", "action_space"])
+    @pytest.mark.parametrize("make", [DummyVectorEnv, SyncVectorEnv, *full([ShmemVectorEnv])])
+    def test_spaces_of_another_package_are_refused(self, make, name):
+        """As in envs of gym 0.26.2, and in crafter 1.8.3."""
+
+        class Box:
+            """Space of another package, with the interface of gymnasium's Box."""
+
+            shape, dtype = (5,), np.float32
+
+        Box.__module__, Box.__qualname__ = "gym.spaces.box", "Box"
+
+        def make_env():
+            env = CountingEnv(0)
+            setattr(env, name, Box())
+            return env
+
+        text = rf"env_fns\[1\]\(\) returned an env whose {name} is a gym.spaces.box.Box, expected a space of gymnasium"
+        with pytest.raises(TypeError, match=text + ".*GymV26Environment-v0"):
+            make([CountingEnv, make_env])
 
     def test_an_info_may_hold_the_env_itself(self):
         def selfish(o, r, te, tr, i):
