@@ -141,10 +141,13 @@ def _rows(name: str, tree: Any, depth: int = 0) -> Any:
         if depth == DEEPEST_TREE:
             raise DatasetError(f"{name} has more nested levels than can be stored: flatten the space")
         if not isinstance(tree, dict):
-            return tuple(_rows(name, child, depth + 1) for child in tree)
+            return tuple(_rows(f"{name}[{i}]", child, depth + 1) for i, child in enumerate(tree))
         if not all(isinstance(key, str) and key.encode("utf-8", "replace").decode() == key for key in tree):
-            raise DatasetError(f"the keys of a Dict space are {list(tree)}; only text can be stored")
-        return {key: _rows(name, child, depth + 1) for key, child in tree.items()}
+            raise DatasetError(
+                f"{name} has the keys {list(tree)}; only text can be stored: give it text as keys with the wrapper "
+                "gymnasium.wrappers.TransformObservation (TransformAction for actions), for example str(key) of each"
+            )
+        return {key: _rows(f"{name}[{key!r}]", child, depth + 1) for key, child in tree.items()}
     if not isinstance(tree, np.ndarray):
         dtype, *sizes = str(tree)[:500].split(" ")
         shape = tuple(int(size) if size.isdecimal() else -1 for size in sizes)

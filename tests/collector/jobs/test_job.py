@@ -273,6 +273,7 @@ class TestFailures:
             ({**counting(every=3, how="huge"), **RAISED}, ValueError, r"episode \d+ has an infinite .* return", True),
             ({"policy": f"{HERE}:bad"}, KeyError, "no such state", False),
             ({"env": f"{HERE}:Words"}, DatasetError, "only arrays of numbers", False),
+            ({"env": f"{HERE}:Tiles"}, DatasetError, r"obs\['map'\] has the keys \[1, 2\]; only text can be", False),
             (
                 {"env": f"{HERE}:Mission"},
                 DatasetError,

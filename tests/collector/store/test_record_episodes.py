@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -167,6 +168,12 @@ def test_shards_are_committed_by_size_and_by_age_while_the_loop_runs(
         assert len(Dataset(tmp_path / "b")) > 10
 
 
+class Tile(IntEnum):
+    """Keys of a Dict space, as in pgtg 0.6.1."""
+
+    WALL = 1
+
+
 def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
     class Words(Numbered):
         def __init__(self) -> None:
@@ -181,7 +188,8 @@ def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
     class Keyed(Numbered):
         def __init__(self) -> None:
             super().__init__(0)
-            self.observation_space = spaces.Dict({1: spaces.Discrete(2)})
+            tiles = spaces.Dict({Tile.WALL: spaces.Discrete(2)})
+            self.observation_space = spaces.Dict(map=spaces.Tuple([tiles]))
 
     class Long(Numbered):
         def __init__(self) -> None:
@@ -189,7 +197,12 @@ def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
             self.action_space = spaces.Box(0, 1, (1,), np.longdouble)
 
     for fns, options, kind, message in (
-        ([Keyed], {}, DatasetError, r"keys of a Dict space are \[1\]; only text"),
+        (
+            [Keyed],
+            {},
+            DatasetError,
+            r"obs\['map'\]\[0\] has the keys \[<Tile.WALL: 1>\]; only text.*TransformObservation",
+        ),
         ([Long], {}, DatasetError, "action is (float128|longdouble)"),
         ([Words], {}, DatasetError, "only arrays of numbers"),
         ([Wider, partial(Numbered, 1)], {}, DatasetError, "obs is not an array with"),

@@ -366,7 +366,7 @@ class TestEnvsThatBreakTheApi:
 
         with DummyVectorEnv([returning(reset=fails)]) as venv:
             venv.reset()
-            with pytest.raises(TypeError, match="^make_world"):
+            with pytest.raises(TypeError, match="make_world"):
                 venv.reset()
 
     @pytest.mark.parametrize("name", ["observation_space", "action_space"])
