@@ -39,11 +39,11 @@ class AgentSpaces:
     def __init__(self, env: Any, kind: str, agents: Sequence[Any] | None) -> None:
         self.agents = _agents_of(env, kind, agents)
         self.index = {agent: j for j, agent in enumerate(self.agents)}
-        self.action: dict[Any, Any] = {agent: env.action_space(agent) for agent in self.agents}
+        self.action: dict[Any, Any] = {agent: _space_of(env, "action_space", agent) for agent in self.agents}
         self.mask_size = {
             agent: int(space.n) for agent, space in self.action.items() if isinstance(space, spaces.Discrete)
         }
-        self.observation: dict[Any, Any] = {agent: env.observation_space(agent) for agent in self.agents}
+        self.observation: dict[Any, Any] = {agent: _space_of(env, "observation_space", agent) for agent in self.agents}
         self._rest: dict[Any, list[Any]] = {}
         """{agent: keys of its observation except the action mask}, for agents that observe a mask."""
         for agent in self.mask_size:
@@ -127,6 +127,21 @@ def _agents_of(env: Any, kind: str, given: Sequence[Any] | None) -> list[Any]:
     if not agents or len(set(agents)) != len(agents):
         raise ValueError(f"possible_agents must have at least one agent and no duplicates, got {agents}")
     return agents
+
+
+def _space_of(env: Any, name: str, agent: Any) -> spaces.Space[Any]:
+    error = None
+    try:
+        space = getattr(env, name)(agent)
+    except (AttributeError, KeyError) as caught:  # PettingZoo's method reads the dict `observation_spaces`
+        space, error = None, caught
+    if isinstance(space, spaces.Space):
+        return space
+    got = f"returned {space!r}" if error is None else f"raised {type(error).__name__}: {error}"
+    raise TypeError(
+        f"{name}({agent!r}) of {env} {got}, expected a gymnasium space; define the method {name}(agent) or the dict "
+        f"{name}s in a subclass of the env"
+    ) from error
 
 
 def zeros(layout: Any, *batch: int) -> Any:

@@ -11,7 +11,10 @@ from gymnasium import spaces
 from tests.support.agent_envs import Herd, Nameless, Relay, Talkative, Zoo
 from vecenv import AECVectorEnv, EnvContractError, ObservationError, ParallelVectorEnv, PettingZooEnv
 
-pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Your environment should override the observation_space"),
+]
 
 
 LEGAL = {"check_legal": True}
@@ -83,6 +86,17 @@ class Numbered(Herd):
     _act = dict.fromkeys(possible_agents, spaces.Discrete(3))
 
 
+class Spaceless(Herd):
+    """Env that declares no observation spaces, as in cogrid 0.3.2."""
+
+    observation_space = pettingzoo.ParallelEnv.observation_space
+
+
+class Pathless(Herd):
+    def action_space(self, agent):
+        return None
+
+
 class Farsighted(Herd):
     _obs = {**Herd._obs, "cow_1": spaces.Box(-99, 99, (5,), np.float32)}
 
@@ -108,6 +122,14 @@ def of_one(env_fns):
         ),
         (ParallelVectorEnv, [Herd, Talkative], {}, ValueError, "agent 'cow_2'.*in env 0, but Text.* in env 1"),
         (ParallelVectorEnv, [Nameless], {}, TypeError, r"pass possible_agents=\[\.\.\.\]"),
+        (
+            ParallelVectorEnv,
+            [Spaceless],
+            {},
+            TypeError,
+            r"observation_space\('cow_0'\) of .* raised AttributeError.*; define the method observation_space",
+        ),
+        (ParallelVectorEnv, [Pathless], {}, TypeError, r"action_space\('cow_0'\) of .* returned None, expected a"),
         (ParallelVectorEnv, [RPS], {}, TypeError, "use AECVectorEnv"),
         (ParallelVectorEnv, [lambda: 3], {}, TypeError, "expected a ParallelEnv of PettingZoo, got 3"),
         (ParallelVectorEnv, [Herd], {"possible_agents": ["cow_0", "cow_0"]}, ValueError, "no duplicates"),
