@@ -138,7 +138,10 @@ class SB3VecEnv(LayerMark, VecEnv):
     def _results(self, results: StepById) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         obs, rewards, terminated, truncated, env_infos = results
         if rewards.ndim != 1:
-            raise EnvContractError(f"SB3 needs rewards that are numbers, the envs return the shape {rewards.shape[1:]}")
+            raise EnvContractError(
+                f"SB3 needs rewards that are numbers, the envs return the shape {rewards.shape[1:]}; wrap each env, "
+                "for example with gymnasium.wrappers.TransformReward(env, sum)"
+            )
         dones = terminated | truncated
         infos = list(map(dict.copy, self._plain_infos))
         for i, info in env_infos.items():

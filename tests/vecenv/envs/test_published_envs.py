@@ -1,0 +1,166 @@
+"""Envs that return exactly what a published package returns, if this differs from gymnasium's own envs.
+
+The page "Works with" has a row for each package.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pettingzoo
+import pytest
+from gymnasium import spaces
+
+from collector import Dataset, RecordEpisodes
+from tests.support.agent_envs import Masked, RandomPlay, play_by_hand
+from tests.support.backends import full
+from vecenv import AECVectorEnv, DummyVectorEnv, EnvContractError, ShmemVectorEnv, SyncVectorEnv, ThreadVectorEnv, nest
+
+pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+
+
+class Published(gymnasium.Env[Any, Any]):
+    """Env whose observations and rewards come from its generator. Episodes have three steps."""
+
+    observation_space: Any = spaces.Box(0, 1, (2,))
+    action_space: Any = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.observe(), self.reward(), self.t == 3, False, {}
+
+    def observe(self) -> Any:
+        return self.np_random.random(2, np.float32)
+
+    def reward(self) -> Any:
+        return float(self.np_random.random())
+
+
+class Foraging(Published):
+    """As rware 2.0.0 and lbforaging 2.0.0: a tuple of observations and a list of rewards, one per agent."""
+
+    observation_space = spaces.Tuple([spaces.Box(0, 1, (2,))] * 2)
+    action_space = spaces.Tuple([spaces.Discrete(5)] * 2)
+
+    def observe(self) -> Any:
+        return super().observe(), super().observe()
+
+    def reward(self) -> Any:
+        return [0, np.float64(self.np_random.random())]
+
+
+class Highway(Published):
+    """As highway-env 1.12.1: each reset makes new spaces."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.observation_space, self.action_space = spaces.Box(0, 1, (2,)), spaces.Discrete(3)
+        return super().reset(**kwargs)
+
+
+class MetaWorld(Published):
+    """As metaworld 3.1.1: float64 observations outside of the bounds of their space."""
+
+    observation_space = spaces.Box(0, 1, (2,), np.float64)
+
+    def observe(self) -> Any:
+        return self.np_random.random(2) - 7
+
+
+class Grid(Published):
+    """As gym_compat of grid2op 1.12.6: an OrderedDict with Python ints, and exceptions in a list of the info."""
+
+    observation_space = spaces.Dict(line=spaces.Box(0, 1, (2,)), month=spaces.Discrete(13))
+
+    def observe(self) -> Any:
+        return OrderedDict(line=super().observe(), month=self.t)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, np.float32(reward), terminated, truncated, {"exception": [ValueError("illegal")], "lines": []}
+
+
+def loop(make: Callable[[], Any], seed: int) -> list[Any]:
+    """Return the results of the env alone."""
+    env = make()
+    env.reset(seed=seed)
+    return [env.step(env.action_space.sample()) for _ in range(3)]
+
+
+@pytest.mark.parametrize("make", [DummyVectorEnv, *full([ThreadVectorEnv, ShmemVectorEnv])])
+@pytest.mark.parametrize("env", [Foraging, Highway, MetaWorld, Grid])
+def test_results_are_those_of_the_env_alone(env: Any, make: Any) -> None:
+    alone = loop(env, 1), loop(env, 2)
+    with make([env] * 2) as venv:
+        venv.reset(seed=[1, 2])
+        for want in zip(*alone, strict=True):
+            obs, rew, terminated, truncated, infos = venv.step([venv.action_space[0].sample() for _ in range(2)])
+            for i, (last_obs, *others, info) in enumerate(want):
+                for mine, leaf in zip(nest.leaves(nest.take(obs, i)), nest.leaves(last_obs), strict=True):
+                    assert mine.dtype == np.asarray(leaf).dtype
+                    assert np.array_equal(mine, leaf)
+                for column, value in zip((rew, terminated, truncated), others, strict=True):
+                    assert np.array_equal(column[i], value)
+                assert str(infos[i]) == str({**info, "env_id": i})
+
+
+def test_the_facade_of_gymnasium_and_data_sets_keep_a_reward_per_agent(tmp_path: Path) -> None:
+    """gymnasium's SyncVectorEnv raises "setting an array element with a sequence"."""
+    envs = RecordEpisodes(SyncVectorEnv([Foraging] * 2), tmp_path)
+    envs.reset(seed=1)
+    rewards = [envs.step(envs.action_space.sample())[1] for _ in range(3)]
+    envs.close()
+    assert [each.shape for each in rewards] == [(2, 2)] * 3
+    assert np.array_equal(Dataset(tmp_path)[0].reward, [each[0] for each in rewards])
+
+
+def test_sb3_takes_one_reward_and_the_error_names_the_wrapper() -> None:
+    sb3 = pytest.importorskip("vecenv.sb3")
+    envs = sb3.DummyVecEnv([Foraging])
+    envs.reset()
+    with pytest.raises(EnvContractError, match=r"the shape \(2,\); .*TransformReward\(env, sum\)"):
+        envs.step([(0, 0)])
+    envs.close()
+    envs = sb3.DummyVecEnv([lambda: gymnasium.wrappers.TransformReward(Foraging(), sum)])
+    envs.seed(1)
+    envs.reset()
+    assert envs.step([(0, 0)])[1].tolist() == [np.float32(loop(Foraging, 1)[0][1][1])]
+    envs.close()
+
+
+class OpenSpiel(Masked):
+    """As OpenSpielCompatibilityV0 of shimmy 2.0.1: float64 observations, and int8 masks in the infos."""
+
+    _obs = dict.fromkeys(Masked.possible_agents, spaces.Box(-99, 99, (2,), np.float64))
+
+    def _see(self, agent: Any) -> Any:
+        return super()._see(agent).astype(np.float64)
+
+    def _say(self, agent: Any) -> Any:
+        return {"action_mask": super()._say(agent)["action_mask"].astype(np.int8)}
+
+
+def test_masks_in_the_infos_of_an_aec_env_are_those_of_the_loop() -> None:
+    def make() -> Any:
+        return pettingzoo.utils.parallel_to_aec(OpenSpiel())
+
+    turns, _ = play_by_hand(make(), 2, RandomPlay(make()))
+    play = RandomPlay(make())
+    with AECVectorEnv([make] * 2, "dummy", check_legal=True) as venv:
+        obs, infos = venv.reset(seed=[2, 2])
+        for agent, seen, info in turns:
+            assert infos["agent"].tolist() == [venv.agents.index(agent)] * 2
+            assert (obs.dtype, infos["action_mask"].dtype) == (np.float64, np.bool_)
+            assert np.array_equal(obs[1], seen)
+            assert np.array_equal(infos["action_mask"][1], info["action_mask"])
+            obs, *_, infos = venv.step([play(agent, seen, info)] * 2)
+        assert infos["done"].tolist() == [True] * 2
