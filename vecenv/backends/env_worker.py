@@ -14,6 +14,7 @@ import numpy as np
 
 from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
 from vecenv.backends.host.env_access import copy_data, copy_if_possible, wrapper_classes
+from vecenv.backends.host.env_checks import check_spaces
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, copy_actions, make_report
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.host.row_writer import Extra, RowWriter
@@ -141,6 +142,8 @@ class EnvWorkerBackend(Backend):
         if len(kinds) > 1:
             raise TypeError(f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}")
         reports = [make_report([_attr_or_none(w, name) for name in ATTRIBUTES]) for w in self.env_workers]
+        for i, report in enumerate(reports):
+            check_spaces(report, f"env_fns[{i}]()")
         self._spaces = [report.observation_space for report in reports]
         return reports
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.support.backends import and_ray, full
-from tests.support.cases import LocalWorker, counting
+from tests.support.cases import LocalWorker, counting, custom
 from vecenv import (
     BaseVectorEnv,
     DummyVectorEnv,
@@ -370,7 +370,7 @@ class TestEnvsThatBreakTheApi:
                 venv.reset()
 
     @pytest.mark.parametrize("name", ["observation_space", "action_space"])
-    @pytest.mark.parametrize("make", [DummyVectorEnv, SyncVectorEnv, *full([ShmemVectorEnv])])
+    @pytest.mark.parametrize("make", [DummyVectorEnv, SyncVectorEnv, custom, *full([ShmemVectorEnv])])
     def test_spaces_of_another_package_are_refused(self, make, name):
         """As in envs of gym 0.26.2, and in crafter 1.8.3."""
 

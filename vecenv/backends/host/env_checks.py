@@ -35,10 +35,10 @@ def check_single_agent(env: Any, origin: str) -> None:
     raise TypeError(f"{origin} returned {env!r}, {kind}")
 
 
-def check_spaces(env: Any, origin: str) -> None:
-    """Raise TypeError for spaces of another package, for example of `gym`. An env may have no spaces."""
+def check_spaces(report: Any, origin: str) -> None:
+    """Raise TypeError for spaces of another package, for example of `gym`. An env may have no spaces (`None`)."""
     for name in ("observation_space", "action_space"):
-        space = getattr(env, name, None)
+        space = getattr(report, name)
         if space is not None and not isinstance(space, gymnasium.Space):
             raise TypeError(
                 f"{origin} returned an env whose {name} is a {type(space).__module__}.{type(space).__qualname__}, "

@@ -79,10 +79,12 @@ class EnvHost:
             self.mark(j)
             try:
                 env = self._returned(env_fn())
-                for check in (check_env, check_single_agent, check_spaces):
-                    check(env, f"env_fns[{self._first_id + j}]()")
+                origin = f"env_fns[{self._first_id + j}]()"
+                check_env(env, origin)
+                check_single_agent(env, origin)
                 self.envs.append(env)
                 reports.append(report_of(env))
+                check_spaces(reports[-1], origin)
             except self._passes:
                 raise
             except BaseException as error:
