@@ -317,6 +317,26 @@ def test_a_restart_raises_what_the_constructor_raises(gate: Gate) -> None:
         assert len(made) == 3
 
 
+def test_a_constructor_that_hangs_in_a_restart_blocks_no_later_one(gate: Gate) -> None:
+    made: list[int] = []
+
+    def make() -> Any:
+        made.append(1)
+        if len(made) == 2:
+            gate.enter()
+        return BlocksAtGate(0, gate, at=1)
+
+    with ThreadVectorEnv([make], step_timeout=LIMIT, start_timeout=1.0) as venv:
+        venv.reset()
+        with pytest.raises(WorkerTimeoutError):
+            venv.step([0])
+        with pytest.raises(WorkerTimeoutError, match=r"envs \[0\] were not constructed within start_timeout=1.0 s"):
+            venv.reset()
+        venv.reset()
+        assert venv.alive() == [True]
+        assert len(made) == 3
+
+
 def test_the_envs_of_a_thread_that_ends_unexpectedly_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a bug of vecenv ends a thread. Even then, no call may hang."""
     with ThreadVectorEnv(counters(2), num_workers=2) as venv:
