@@ -16,6 +16,7 @@ when an env continues.
 1
 """
 
+from vecenv.testing.check_env import CheckResult, CheckRow, check_env
 from vecenv.testing.contract import CHECKS, check_vector_env
 from vecenv.testing.envs import (
     CountingEnv,
@@ -32,6 +33,8 @@ from vecenv.testing.fake_backend import FakeBackend
 
 __all__ = [
     "CHECKS",
+    "CheckResult",
+    "CheckRow",
     "CountingEnv",
     "ExitsOnReset",
     "ExitsOnStep",
@@ -42,5 +45,6 @@ __all__ = [
     "RaisesInConstructor",
     "RaisesOnReset",
     "RaisesOnStep",
+    "check_env",
     "check_vector_env",
 ]

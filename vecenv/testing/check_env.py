@@ -1,0 +1,189 @@
+"""`check_env`: finds out if an env keeps the promises that vecenv needs for equal results on every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vecenv.backends.worker.worker_setup import pickle_env_fn
+from vecenv.engine.arguments import check_count, check_env_fns, check_seed, check_timeout
+from vecenv.errors import VectorEnvError
+from vecenv.testing.env_probe import EnvCosts, EnvProbe, Trace
+from vecenv.venvs import ShmemVectorEnv
+
+MARKS = {True: "ok", False: "FAIL", None: "note"}
+LEAK = 2**16
+"""Growth of memory in bytes per episode from which a row is a note."""
+
+
+class CheckRow(NamedTuple):
+    """Row of a `CheckResult`."""
+
+    name: str
+    holds: bool | None
+    """True, False if the env breaks a promise of vecenv, or None for a note about something that vecenv accepts."""
+    text: str
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Result of `check_env`. `print` shows a table."""
+
+    rows: list[CheckRow]
+
+    @property
+    def ok(self) -> bool:
+        """True if no row fails."""
+        return all(row.holds is not False for row in self.rows)
+
+    def __str__(self) -> str:
+        width = max(len(row.name) for row in self.rows)
+        indent = "\n" + " " * (width + 8)
+        return "\n".join(
+            f"{MARKS[row.holds]:4}  {row.name:{width}}  {row.text.strip().replace(chr(10), indent)}".rstrip()
+            for row in self.rows
+        )
+
+
+def check_env(
+    env_fn: Callable[[], Any] | str, *, seed: int = 0, steps: int = 200, timeout: float = 60.0
+) -> CheckResult:
+    """Play an env in worker processes, and report whether it repeats, is independent of other envs, and what it costs.
+
+    The env plays `steps` random steps: twice in a row, in a new process, and beside a second env in one process. An
+    episode that does not end is left by a reset. Floats must be equal bit for bit, and NaN is equal to NaN.
+
+    env_fn: function that makes the env, or a gymnasium id.
+    seed: seed of the first episode and of the actions.
+    steps: number of steps of each play. Slow envs play fewer, in a tenth of `timeout`.
+    timeout: seconds that an env may take for each play or measurement. A worker that takes longer is killed.
+
+    Errors, hangs and crashes of the env become rows. Raises TypeError, ValueError and gymnasium's error for wrong
+    arguments.
+
+    >>> import gymnasium as gym
+    >>> result = check_env(lambda: gym.make("CartPole-v1"), steps=50)
+    >>> result.ok, result.rows[0]
+    (True, CheckRow(name='env_fn can be pickled', holds=True, text=''))
+    """
+    (make,) = check_env_fns([env_fn])
+    seed, steps, seconds = check_seed(seed), check_count("steps", steps), check_timeout(timeout)
+    if seconds is None:
+        raise ValueError("timeout must be a positive number of seconds, got None")
+    try:
+        pickled = pickle_env_fn(0, make)
+    except TypeError as error:
+        return CheckResult([CheckRow("env_fn can be pickled", False, f"{error} The other checks use processes.")])
+    rows = _play(partial(EnvProbe, pickled, steps), seed, seconds)
+    return CheckResult([CheckRow("env_fn can be pickled", True, ""), *rows])
+
+
+def _play(probe: Callable[[], EnvProbe], seed: int, timeout: float) -> list[CheckRow]:
+    def ask(venv: ShmemVectorEnv, method: str, *args: Any) -> Any:
+        """Call a method of the probe. Return its result, or its failure as text."""
+        try:
+            return venv.call(method, *args)[0]
+        except VectorEnvError as error:
+            return str(error)
+
+    worker = partial(ShmemVectorEnv, [probe], step_timeout=timeout)
+    with worker() as venv:
+        first = ask(venv, "play", seed, None, timeout / 10)
+        if isinstance(first, str):
+            return [CheckRow("plays in vecenv", False, first)]
+        count = len(first.records)
+        again = ask(venv, "play", seed, count, timeout)
+        costs = ask(venv, "measure", timeout / 10)
+        fork = ask(venv, "fork", seed, min(10.0, timeout / 2))
+    with worker(context="spawn") as venv:
+        fresh = ask(venv, "play", seed, count, timeout)
+    with worker() as venv:
+        neighbor = ask(venv, "make_neighbor")
+        beside = neighbor if isinstance(neighbor, str) else ask(venv, "play_beside", seed, count)
+    return [
+        CheckRow("plays in vecenv", True, _length(first)),
+        *_repeat_rows(first, again, fresh, beside),
+        *_result_rows(first, again, fresh),
+        *_cost_rows(costs, fork),
+    ]
+
+
+def _length(trace: Trace) -> str:
+    resets = sum(not record.step for record in trace.records)
+    return f"{len(trace.records) - resets} steps, {resets} episode{'s' * (resets > 1)}"
+
+
+def _repeat_rows(first: Trace, again: Trace | str, fresh: Trace | str, beside: Trace | str) -> Iterator[CheckRow]:
+    episode, text = _difference(first, again)
+    if episode == 0:
+        yield CheckRow("reset(seed) repeats", False, f"{text}. Numbered episodes depend on what the env played before")
+        yield CheckRow("later episodes repeat", None, "not compared, because the first episode differs")
+    else:
+        yield CheckRow("reset(seed) repeats", True, "twice in a row in one env")
+        yield CheckRow("later episodes repeat", not text, text or "after reset() without a seed")
+    _, elsewhere = _difference(first, fresh)
+    yield CheckRow("a new process plays the same", not elsewhere, elsewhere)
+    _, text = _difference(first, beside)
+    if elsewhere and not isinstance(beside, str):
+        yield CheckRow("envs do not affect each other", None, "not compared, because an env alone does not repeat")
+    elif text:
+        text = f"beside a second env, {text}. Only one env per process works: pass num_workers = number of envs"
+        yield CheckRow("envs do not affect each other", False, text)
+    else:
+        yield CheckRow("envs do not affect each other", True, "beside a second env in one process")
+
+
+def _result_rows(first: Trace, again: Trace | str, fresh: Trace | str) -> Iterator[CheckRow]:
+    findings = first.findings if isinstance(again, str) else again.findings
+    changed = ", ".join(findings["state"])
+    if changed:
+        changed = f"changed: {changed}. Other envs and, with DummyVectorEnv, your program see the change"
+    yield CheckRow("process state unchanged", None if changed else True, changed)
+    for name, topic in (("observations fit the space", "obs"), ("rewards are numbers", "reward")):
+        yield CheckRow(name, None if findings[topic] else True, "".join(findings[topic]))
+    text = "".join(findings["info"]) or _difference(first, fresh, "info")[1]
+    yield CheckRow("infos have equal keys", None if text else True, text)
+
+
+def _cost_rows(costs: EnvCosts | str, fork: str) -> Iterator[CheckRow]:
+    if isinstance(costs, str):
+        yield CheckRow("cost", False, costs)
+    else:
+        yield CheckRow("cost", True, f"a step takes {costs.step * 1e6:,.0f} us, a reset {costs.reset * 1e6:,.0f} us")
+        if costs.growth is None:
+            yield CheckRow("memory is stable", None, "not measured on this system")
+        else:
+            leaks = costs.growth >= LEAK
+            text = f"grows by {max(0.0, costs.growth) / 2**20:.2f} MiB per episode ({costs.episodes} episodes)"
+            yield CheckRow("memory is stable", None if leaks else True, text)
+    text = "" if fork == "done" else f'in a fork of a process with an env, {fork}. Do not pass context="fork"'
+    yield CheckRow("works after a fork", None if text else True, text)
+
+
+def _difference(one: Trace, other: Trace | str, field: str = "values") -> tuple[int, str]:
+    """Return the episode and a description of the first difference, or (-1, "") if there is none."""
+    if isinstance(other, str):
+        return 0, other
+    for a, b in zip(one.records, other.records, strict=False):
+        left, right = getattr(a, field), getattr(b, field)
+        for key in {**left, **right}:
+            if text := _unequal(left.get(key, "missing"), right.get(key, "missing")):
+                where = f"step {a.step}" if a.step else "the reset"
+                return a.episode, f"{where} of episode {a.episode} differs: {key}{text}"
+    return -1, ""
+
+
+def _unequal(a: Any, b: Any) -> str:
+    """Return "" for equal values, or the first difference, such as "[3]: 0.5 and 0.25"."""
+    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and (a.dtype, a.shape) == (b.dtype, b.shape)):
+        same = type(a) is type(b) and not isinstance(a, np.ndarray) and a == b
+        return "" if same else f": {a!r} and {b!r}"[:200]
+    same = (a == b) | ((a != a) & (b != b))
+    if same.all():
+        return ""
+    place = tuple(int(i) for i in np.argwhere(~same)[0]) if a.ndim else ()
+    return f"{list(place) or ''}: {a[place].item()!r} and {b[place].item()!r}"

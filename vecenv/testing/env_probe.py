@@ -1,0 +1,305 @@
+"""`EnvProbe`: plays and measures one env in a worker process, for `check_env`."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import os
+import pickle
+import random
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import islice
+from statistics import median
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from vecenv import nest
+from vecenv.backends.host.row_writer import REWARD_TYPES
+from vecenv.errors import VectorEnvError
+from vecenv.portability import system_file
+from vecenv.venvs import DummyVectorEnv
+
+LONGEST_ARRAY = 1024
+"""Size in bytes above which a trace holds the hash of an array instead of the array."""
+EPISODES, IN_COPY = 20, 5
+"""Number of episodes that `measure` plays, and of results in a forked copy."""
+
+
+class Record(NamedTuple):
+    """Result of a reset (`step` 0) or step: values by path, such as "obs['position']"."""
+
+    episode: int
+    step: int
+    values: dict[str, Any]
+    info: dict[str, Any]
+
+
+class Trace(NamedTuple):
+    records: list[Record]
+    findings: dict[str, list[str]]
+    """Texts by topic: "state", "obs", "reward", "info"."""
+
+
+class EnvCosts(NamedTuple):
+    """Median seconds of a step and a reset, and growth of the process in bytes per episode (`None`: unknown)."""
+
+    step: float
+    reset: float
+    growth: float | None
+    episodes: int
+
+
+class EnvProbe(gymnasium.Env[Any, Any]):
+    """Env that a `ShmemVectorEnv` hosts, so that `venv.call` can call the methods, which use envs of `env_fn`."""
+
+    def __init__(self, env_fn: Callable[[], Any], steps: int) -> None:
+        self._env_fn, self._steps, self._players = env_fn, steps, list[_Player]()
+
+    def play(self, seed: int, count: int | None, seconds: float) -> Trace:
+        """Return the first `count` results (`None`: of all steps), or the results until `seconds` have passed.
+
+        The first call makes the env, and later calls use this env.
+        """
+        player = self._players[0] if self._players else self._make()
+        end, records = time.monotonic() + seconds, list[Record]()
+        for record in islice(player.play(seed, self._steps), count):
+            records.append(record)
+            if record.step and time.monotonic() > end:
+                break
+        return Trace(records, player.findings)
+
+    def make_neighbor(self) -> None:
+        """Make an env that `play_beside` plays."""
+        self._make()
+
+    def play_beside(self, seed: int, count: int) -> Trace:
+        """Make a second env, and return its first `count` results. The neighbor plays with a different seed between."""
+        neighbor, player = self._players[0], self._make()
+        pairs = zip(player.play(seed, self._steps), neighbor.play(seed + 1, self._steps), strict=False)
+        return Trace([record for record, _ in islice(pairs, count)], player.findings)
+
+    def measure(self, seconds: float) -> EnvCosts:
+        """Measure the env of `play` for `EPISODES` episodes, or stop after `seconds`."""
+        env, actions, clock = self._players[0].env, self._players[0].draw_actions(0, self._steps), time.perf_counter
+        resets, steps, sizes, end = list[float](), list[float](), [resident_bytes()], clock() + seconds
+        while len(sizes) <= EPISODES and (not steps or clock() < end):
+            begin = clock()
+            env.reset()
+            resets.append(clock() - begin)
+            for (action,) in actions[: longest_episode(self._steps)]:
+                begin = clock()
+                _, _, terminated, truncated, _ = env.step(action)
+                steps.append(clock() - begin)
+                if terminated or truncated or clock() > end:
+                    break
+            sizes.append(resident_bytes())
+        half = [size for size in sizes[len(sizes) // 2 :] if size is not None]  # the first half fills caches
+        growth = (half[-1] - half[0]) / (len(half) - 1) if len(half) > 1 else None
+        return EnvCosts(median(steps), median(resets), growth, len(resets))
+
+    def fork(self, seed: int, timeout: float) -> str:
+        """Step a new env in a forked copy of this process. Return "done", or the failure of the copy."""
+        read_end, write_end = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, if the env has started threads
+            pid = os.fork()
+        if not pid:
+            self._run_copy(seed, write_end)
+        os.close(write_end)
+        is_ready = bool(select.select([read_end], [], [], timeout)[0])
+        text = os.read(read_end, 4096).decode(errors="replace") if is_ready else f"it hung for {timeout:g} s"
+        os.close(read_end)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return text or "it died"
+
+    def _run_copy(self, seed: int, write_end: int) -> None:
+        try:
+            list(islice(_Player(self._env_fn).play(seed, self._steps), IN_COPY))
+            os.write(write_end, b"done")
+        except BaseException as error:
+            os.write(write_end, str(error).encode()[:4096])
+        finally:
+            os._exit(0)
+
+    def close(self) -> None:
+        for player in self._players:
+            player.venv.close()
+
+    def _make(self) -> _Player:
+        self._players.append(_Player(self._env_fn))
+        return self._players[-1]
+
+
+class _Player:
+    """An env in a `DummyVectorEnv`, so that vecenv checks all results. The env sees the calls that vecenv makes."""
+
+    def __init__(self, env_fn: Callable[[], Any]) -> None:
+        self.findings: dict[str, list[str]] = {topic: [] for topic in ("state", "obs", "reward", "info")}
+        watched: list[_WatchedEnv] = []
+
+        def make() -> _WatchedEnv:
+            with watch_state(self.findings["state"], "the constructor"):
+                env = env_fn()
+            watched.append(_WatchedEnv(env, self.findings))
+            return watched[0]
+
+        with located("the constructor"):
+            self.venv = DummyVectorEnv([make])
+        self._watched, self.env = watched[0], watched[0].env
+
+    def draw_actions(self, seed: int, count: int) -> list[list[Any]]:
+        (space,) = self.venv.action_space
+        if space is None:
+            raise VectorEnvError("the env has no action_space, which is needed to draw random actions")
+        space.seed(seed)
+        return [[space.sample()] for _ in range(count)]
+
+    def play(self, seed: int, steps: int) -> Iterator[Record]:
+        """Yield the results of a seeded episode and of further episodes, with `steps` steps in all.
+
+        `reset` also ends an episode after `longest_episode` steps.
+        """
+        actions, episode = iter(self.draw_actions(seed, steps)), 0
+        while actions.__length_hint__():
+            with located(f"reset of episode {episode}"):
+                self.venv.reset(**({} if episode else {"seed": seed}))
+            yield Record(episode, 0, *self._watched.last)
+            for step, action in enumerate(islice(actions, longest_episode(steps)), 1):
+                with located(f"step {step} of episode {episode}"):
+                    _, _, terminated, truncated, _ = self.venv.step(action)
+                yield Record(episode, step, *self._watched.last)
+                if terminated[0] or truncated[0]:
+                    break
+            episode += 1
+
+
+class _WatchedEnv:
+    """Env that records the results and effects of another env."""
+
+    last: tuple[dict[str, Any], dict[str, Any]]
+    """Values and info of the last result, as in `Record`."""
+
+    def __init__(self, env: Any, findings: dict[str, list[str]]) -> None:
+        self.env, self._findings, self._keys = env, findings, dict[str, list[str]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def reset(self, **kwargs: Any) -> Any:
+        with watch_state(self._findings["state"], "reset"):
+            result = self.env.reset(**kwargs)
+        self._record("reset", result, ["obs", "info"])
+        return result
+
+    def step(self, action: Any) -> Any:
+        with watch_state(self._findings["state"], "step"):
+            result = self.env.step(action)
+        self._record("step", result, ["obs", "reward", "terminated", "truncated", "info"])
+        return result
+
+    def _record(self, method: str, result: Any, names: list[str]) -> None:
+        if not isinstance(result, tuple) or len(result) != len(names):
+            return  # vecenv raises an error
+        named = dict(zip(names, result, strict=True))
+        info = named.pop("info")
+        self.last = flatten(named), {str(key): frozen(value) for key, value in dict(info or {}).items()}
+        if not self._findings["obs"] and (problem := outside(self.env.observation_space, named["obs"])):
+            self._findings["obs"].append(f"{method}() returned {problem}")
+        reward = named.get("reward", 0.0)
+        if not self._findings["reward"] and (type(reward) not in REWARD_TYPES or reward != reward):
+            self._findings["reward"].append(f"step() returned {reward!r} of type {type(reward).__name__}"[:200])
+        keys = self._keys.setdefault(method, sorted(self.last[1]))
+        if not self._findings["info"] and keys != sorted(self.last[1]):
+            self._findings["info"].append(f"infos of {method}() have the keys {keys} or {sorted(self.last[1])}"[:300])
+
+
+def longest_episode(steps: int) -> int:
+    return max(1, steps // 2)
+
+
+@contextlib.contextmanager
+def located(place: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise VectorEnvError(f"{place} raised {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def watch_state(changes: list[str], method: str) -> Iterator[None]:
+    """Add a text such as "np.random (step)" to `changes` for each state of the process that the block changes."""
+    before = process_state()
+    yield
+    after = process_state()
+    found = [f"{name} ({method})" for name, value in before.items() if value not in (None, after[name])]
+    changes += [text for text in found if text not in changes]
+
+
+def process_state() -> dict[str, Any]:
+    torch: Any = sys.modules.get("torch")
+    signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    state = {"np.random": pickle.dumps(np.random.get_state(legacy=False)), "random": random.getstate()}
+    state["torch's generator"] = torch.get_rng_state().numpy().tobytes() if hasattr(torch, "get_rng_state") else None
+    return {
+        **state,
+        "working directory": os.stat(".").st_ino,
+        "os.environ": dict(os.environ),
+        "signal handlers": signals,
+    }
+
+
+def flatten(values: dict[str, Any]) -> dict[str, Any]:
+    flat = {}
+    for (name, *keys), leaf in nest.items(values):
+        flat[f"{name}{''.join(f'[{key!r}]' for key in keys)}"] = frozen(leaf)
+    return flat
+
+
+def frozen(value: Any) -> Any:
+    """Return a copy of a leaf. A large array becomes its dtype, shape and hash. Other objects become a hash or type."""
+    if value is None or isinstance(value, (str, bytes)):
+        return value
+    with contextlib.suppress(Exception):
+        array = np.array(nest.tensor_on_host(value))
+        if array.dtype.kind in "biufc":
+            digest = hashlib.sha1(array.tobytes(), usedforsecurity=False).hexdigest()
+            return array if array.nbytes <= LONGEST_ARRAY else (str(array.dtype), array.shape, digest)
+        return type(value).__name__, hashlib.sha1(pickle.dumps(value), usedforsecurity=False).hexdigest()
+    return type(value).__name__
+
+
+def outside(space: Any, obs: Any) -> str:
+    """Return a description of the first part of `obs` that its space does not contain, or that has another dtype."""
+    if isinstance(space, gymnasium.spaces.Dict) and isinstance(obs, dict) and obs.keys() == space.keys():
+        parts = ((f"[{key!r}]", outside(space[key], obs[key])) for key in obs)
+    elif isinstance(space, gymnasium.spaces.Tuple) and isinstance(obs, tuple) and len(obs) == len(space):
+        parts = ((f"[{i}]", outside(*pair)) for i, pair in enumerate(zip(space, obs, strict=True)))
+    elif space is None:
+        return ""
+    else:
+        found = f"{obs.dtype}{list(obs.shape)}" if isinstance(obs, np.ndarray) else type(obs).__name__
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # gymnasium warns about lists, which become arrays
+            if not space.contains(obs):
+                return (
+                    f"obs outside of {space}"[:150] + f": {found} {np.array2string(np.asarray(obs), threshold=6)}"[:80]
+                )
+        is_cast = isinstance(space, gymnasium.spaces.Box) and getattr(obs, "dtype", None) != space.dtype
+        return f"obs as {found}, which vecenv casts to {space.dtype}" if is_cast else ""
+    return next((text.replace("obs", f"obs{key}", 1) for key, text in parts if text), "")
+
+
+def resident_bytes() -> int | None:
+    gc.collect()
+    found = system_file("/proc/self/statm")
+    return int(found.split()[1]) * os.sysconf("SC_PAGE_SIZE") if found else None
