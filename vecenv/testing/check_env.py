@@ -11,7 +11,8 @@ import numpy as np
 
 from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.engine.arguments import check_count, check_env_fns, check_seed, check_timeout
-from vecenv.errors import VectorEnvError
+from vecenv.errors import VectorEnvError, WorkerTimeoutError
+from vecenv.testing import env_probe
 from vecenv.testing.env_probe import EnvCosts, EnvProbe, Trace
 from vecenv.venvs import ShmemVectorEnv
 
@@ -87,8 +88,11 @@ def _play(probe: Callable[[], EnvProbe], seed: int, timeout: float) -> list[Chec
         """Call a method of the probe. Return its result, or its failure as text."""
         try:
             return venv.call(method, *args)[0]
+        except WorkerTimeoutError as error:
+            stack = str(error).rpartition("thread ")[2].partition(env_probe.__file__)[0].splitlines()[1:-1]
+            return "\n".join([str(error).partition(";")[0], *stack])
         except VectorEnvError as error:
-            return str(error)
+            return str(error).partition("; the envs of other workers")[0]
 
     worker = partial(ShmemVectorEnv, [probe], step_timeout=timeout)
     with worker() as venv:
@@ -119,8 +123,9 @@ def _length(trace: Trace) -> str:
 
 def _repeat_rows(first: Trace, again: Trace | str, fresh: Trace | str, beside: Trace | str) -> Iterator[CheckRow]:
     episode, text = _difference(first, again)
+    text += ". Numbered episodes depend on what the env has played before" if text else ""
     if episode == 0:
-        yield CheckRow("reset(seed) repeats", False, f"{text}. Numbered episodes depend on what the env played before")
+        yield CheckRow("reset(seed) repeats", False, text)
         yield CheckRow("later episodes repeat", None, "not compared, because the first episode differs")
     else:
         yield CheckRow("reset(seed) repeats", True, "twice in a row in one env")
@@ -131,7 +136,7 @@ def _repeat_rows(first: Trace, again: Trace | str, fresh: Trace | str, beside: T
     if elsewhere and not isinstance(beside, str):
         yield CheckRow("envs do not affect each other", None, "not compared, because an env alone does not repeat")
     elif text:
-        text = f"beside a second env, {text}. Only one env per process works: pass num_workers = number of envs"
+        text = f"beside a second env, {text}. Give each env its own process: num_workers = number of envs"
         yield CheckRow("envs do not affect each other", False, text)
     else:
         yield CheckRow("envs do not affect each other", True, "beside a second env in one process")
@@ -146,21 +151,23 @@ def _result_rows(first: Trace, again: Trace | str, fresh: Trace | str) -> Iterat
     for name, topic in (("observations fit the space", "obs"), ("rewards are numbers", "reward")):
         yield CheckRow(name, None if findings[topic] else True, "".join(findings[topic]))
     text = "".join(findings["info"]) or _difference(first, fresh, "info")[1]
-    yield CheckRow("infos have equal keys", None if text else True, text)
+    yield CheckRow("infos repeat, with equal keys", None if text else True, text)
 
 
-def _cost_rows(costs: EnvCosts | str, fork: str) -> Iterator[CheckRow]:
+def _cost_rows(costs: EnvCosts | str, fork: str | None) -> Iterator[CheckRow]:
     if isinstance(costs, str):
         yield CheckRow("cost", False, costs)
     else:
         yield CheckRow("cost", True, f"a step takes {costs.step * 1e6:,.0f} us, a reset {costs.reset * 1e6:,.0f} us")
         if costs.growth is None:
-            yield CheckRow("memory is stable", None, "not measured on this system")
+            yield CheckRow(
+                "memory is stable", None, "not measured: the episodes are too long, or the system has no /proc"
+            )
         else:
             leaks = costs.growth >= LEAK
             text = f"grows by {max(0.0, costs.growth) / 2**20:.2f} MiB per episode ({costs.episodes} episodes)"
             yield CheckRow("memory is stable", None if leaks else True, text)
-    text = "" if fork == "done" else f'in a fork of a process with an env, {fork}. Do not pass context="fork"'
+    text = f'in a fork of a process with an env, {fork}. Do not pass context="fork"' if fork else ""
     yield CheckRow("works after a fork", None if text else True, text)
 
 

@@ -8,12 +8,12 @@ import hashlib
 import os
 import pickle
 import random
-import select
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from vecenv import nest
 from vecenv.backends.host.row_writer import REWARD_TYPES
 from vecenv.errors import VectorEnvError
 from vecenv.portability import system_file
-from vecenv.venvs import DummyVectorEnv
+from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv
 
 LONGEST_ARRAY = 1024
 """Size in bytes above which a trace holds the hash of an array instead of the array."""
@@ -62,6 +62,10 @@ class EnvProbe(gymnasium.Env[Any, Any]):
 
     def __init__(self, env_fn: Callable[[], Any], steps: int) -> None:
         self._env_fn, self._steps, self._players = env_fn, steps, list[_Player]()
+        # With equal generators, an env that draws from them differs only if it or another env has drawn before.
+        np.random.seed(0)
+        random.seed(0)
+        os.dup2(2, 1)  # the env's prints must not mix with the caller's table
 
     def play(self, seed: int, count: int | None, seconds: float) -> Trace:
         """Return the first `count` results (`None`: of all steps), or the results until `seconds` have passed.
@@ -105,31 +109,11 @@ class EnvProbe(gymnasium.Env[Any, Any]):
         growth = (half[-1] - half[0]) / (len(half) - 1) if len(half) > 1 else None
         return EnvCosts(median(steps), median(resets), growth, len(resets))
 
-    def fork(self, seed: int, timeout: float) -> str:
-        """Step a new env in a forked copy of this process. Return "done", or the failure of the copy."""
-        read_end, write_end = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, if the env has started threads
-            pid = os.fork()
-        if not pid:
-            self._run_copy(seed, write_end)
-        os.close(write_end)
-        is_ready = bool(select.select([read_end], [], [], timeout)[0])
-        text = os.read(read_end, 4096).decode(errors="replace") if is_ready else f"it hung for {timeout:g} s"
-        os.close(read_end)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        return text or "it died"
-
-    def _run_copy(self, seed: int, write_end: int) -> None:
-        try:
-            list(islice(_Player(self._env_fn).play(seed, self._steps), IN_COPY))
-            os.write(write_end, b"done")
-        except BaseException as error:
-            os.write(write_end, str(error).encode()[:4096])
-        finally:
-            os._exit(0)
+    def fork(self, seed: int, timeout: float) -> None:
+        """Play a new env in a forked copy of this process."""
+        probe = partial(EnvProbe, self._env_fn, self._steps)
+        with ShmemVectorEnv([probe], context="fork", start_timeout=timeout, step_timeout=timeout) as venv:
+            venv.call("play", seed, IN_COPY, timeout)
 
     def close(self) -> None:
         for player in self._players:
@@ -212,9 +196,11 @@ class _WatchedEnv:
             return  # vecenv raises an error
         named = dict(zip(names, result, strict=True))
         info = named.pop("info")
-        self.last = flatten(named), {str(key): frozen(value) for key, value in dict(info or {}).items()}
-        if not self._findings["obs"] and (problem := outside(self.env.observation_space, named["obs"])):
-            self._findings["obs"].append(f"{method}() returned {problem}")
+        self.last = flatten(named), {f"info[{key!r}]": frozen(each) for key, each in dict(info or {}).items()}
+        if not self._findings["obs"] and (
+            problem := misfit(getattr(self.env, "observation_space", None), named["obs"])
+        ):
+            self._findings["obs"].append(f"{method}() returned an observation {problem}"[:300])
         reward = named.get("reward", 0.0)
         if not self._findings["reward"] and (type(reward) not in REWARD_TYPES or reward != reward):
             self._findings["reward"].append(f"step() returned {reward!r} of type {type(reward).__name__}"[:200])
@@ -238,24 +224,21 @@ def located(place: str) -> Iterator[None]:
 @contextlib.contextmanager
 def watch_state(changes: list[str], method: str) -> Iterator[None]:
     """Add a text such as "np.random (step)" to `changes` for each state of the process that the block changes."""
-    before = process_state()
+    before, environ = process_state(), os.environ.copy()
     yield
-    after = process_state()
-    found = [f"{name} ({method})" for name, value in before.items() if value not in (None, after[name])]
-    changes += [text for text in found if text not in changes]
+    found = [name for name, value in process_state().items() if before.get(name, value) != value]
+    names = {*environ, *os.environ}
+    found += [f"os.environ[{name!r}]" for name in sorted(names) if environ.get(name) != os.environ.get(name)]
+    changes += [text for name in found if (text := f"{name} ({method})") not in changes]
 
 
 def process_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"np.random": pickle.dumps(np.random.get_state(legacy=False)), "random": random.getstate()}
     torch: Any = sys.modules.get("torch")
-    signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    state = {"np.random": pickle.dumps(np.random.get_state(legacy=False)), "random": random.getstate()}
-    state["torch's generator"] = torch.get_rng_state().numpy().tobytes() if hasattr(torch, "get_rng_state") else None
-    return {
-        **state,
-        "working directory": os.stat(".").st_ino,
-        "os.environ": dict(os.environ),
-        "signal handlers": signals,
-    }
+    if hasattr(torch, "get_rng_state"):
+        state["torch's generator"] = torch.get_rng_state().numpy().tobytes()
+    state["signal handlers"] = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    return {**state, "working directory": os.stat(".").st_ino}
 
 
 def flatten(values: dict[str, Any]) -> dict[str, Any]:
@@ -278,25 +261,18 @@ def frozen(value: Any) -> Any:
     return type(value).__name__
 
 
-def outside(space: Any, obs: Any) -> str:
-    """Return a description of the first part of `obs` that its space does not contain, or that has another dtype."""
-    if isinstance(space, gymnasium.spaces.Dict) and isinstance(obs, dict) and obs.keys() == space.keys():
-        parts = ((f"[{key!r}]", outside(space[key], obs[key])) for key in obs)
-    elif isinstance(space, gymnasium.spaces.Tuple) and isinstance(obs, tuple) and len(obs) == len(space):
-        parts = ((f"[{i}]", outside(*pair)) for i, pair in enumerate(zip(space, obs, strict=True)))
-    elif space is None:
-        return ""
-    else:
-        found = f"{obs.dtype}{list(obs.shape)}" if isinstance(obs, np.ndarray) else type(obs).__name__
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # gymnasium warns about lists, which become arrays
-            if not space.contains(obs):
-                return (
-                    f"obs outside of {space}"[:150] + f": {found} {np.array2string(np.asarray(obs), threshold=6)}"[:80]
-                )
-        is_cast = isinstance(space, gymnasium.spaces.Box) and getattr(obs, "dtype", None) != space.dtype
-        return f"obs as {found}, which vecenv casts to {space.dtype}" if is_cast else ""
-    return next((text.replace("obs", f"obs{key}", 1) for key, text in parts if text), "")
+def misfit(space: Any, obs: Any) -> str:
+    """Return "", or why an observation is not exactly an element of its space."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # gymnasium warns about lists, which become arrays
+        if space is None or not space.contains(obs):
+            return "" if space is None else f"outside of {space}: {obs!r}"
+    dtypes = nest.leaves(nest.merge(lambda pair: _cast_dtype(*pair), [nest.tree_of(space), obs]))
+    return next((f"with the dtype {dtype}, which vecenv casts: {space}" for dtype in dtypes if dtype), "")
+
+
+def _cast_dtype(space: Any, leaf: Any) -> str:
+    return str(leaf.dtype) if isinstance(leaf, np.ndarray) and leaf.dtype != space.dtype else ""
 
 
 def resident_bytes() -> int | None:
