@@ -52,15 +52,16 @@ def command(name: str, function: Callable[..., int]) -> Iterator[str]:
     yield from arguments_table("Argument", rows)
 
 
-def tune_command() -> Iterator[str]:
-    """The table of `python -m vecenv tune`."""
+def vecenv_command(name: str) -> Iterator[str]:
+    """The table of a command of `python -m vecenv`."""
     (actions,) = (each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction))
     rows = []
-    for action in actions.choices["tune"]._actions:
+    for action in actions.choices[name]._actions:
         if action.dest != "help":
-            option = " ".join([*action.option_strings, str(action.metavar)])
+            option = " ".join([*action.option_strings, *([action.metavar] if action.metavar else [])])
             text = re.sub(r" \[%\(default\)s\]$", "", action.help or "")
-            rows.append((option, "" if action.default is None else f"default `{action.default}`", text))
+            default = "" if action.default is None or action.nargs == 0 else f"default `{action.default}`"
+            rows.append((option, default, text))
     yield from arguments_table("Argument", rows)
 
 
@@ -80,7 +81,8 @@ def job_keys() -> Iterator[str]:
 def fill(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname == "reference/commands":
         commands = [line for name, function in COMMANDS.items() for line in command(name, function)]
-        parts = {"commands": commands, "tune-command": tune_command(), "job-keys": job_keys()}
+        parts = {"commands": commands, "job-keys": job_keys()}
+        parts |= {f"{name}-command": vecenv_command(name) for name in ("tune", "check")}
         for name, lines in parts.items():
             source[0] = source[0].replace(f"```{{{name}}}\n```\n", "\n".join(lines) + "\n")
 

@@ -33,6 +33,9 @@ EPISODES, IN_COPY = 20, 5
 """Number of episodes that `measure` plays, and of results in a forked copy."""
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
+
+
 class Record(NamedTuple):
     """Result of a reset (`step` 0) or step: values by path, such as "obs['position']"."""
 
@@ -237,7 +240,7 @@ def process_state() -> dict[str, Any]:
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "get_rng_state"):
         state["torch's generator"] = torch.get_rng_state().numpy().tobytes()
-    state["signal handlers"] = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    state["signal handlers"] = {number: signal.getsignal(number) for number in SIGNALS}
     return {**state, "working directory": os.stat(".").st_ino}
 
 
@@ -255,9 +258,9 @@ def frozen(value: Any) -> Any:
     with contextlib.suppress(Exception):
         array = np.array(nest.tensor_on_host(value))
         if array.dtype.kind in "biufc":
-            digest = hashlib.sha1(array.tobytes(), usedforsecurity=False).hexdigest()
+            digest = hashlib.sha1(array.tobytes(), usedforsecurity=False).hexdigest()[:12]
             return array if array.nbytes <= LONGEST_ARRAY else (str(array.dtype), array.shape, digest)
-        return type(value).__name__, hashlib.sha1(pickle.dumps(value), usedforsecurity=False).hexdigest()
+        return type(value).__name__, hashlib.sha1(pickle.dumps(value), usedforsecurity=False).hexdigest()[:12]
     return type(value).__name__
 
 

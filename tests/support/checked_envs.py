@@ -1,0 +1,216 @@
+"""Envs with one peculiarity each, for the tests of `check_env`. Workers import this module, so it imports little."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+import threading
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Calm(gymnasium.Env):
+    """Env that draws observations from its own generator. Episodes have 7 steps."""
+
+    observation_space: Any = spaces.Box(-9, 9, (2,), np.float64)
+
+    def __init__(self) -> None:
+        self.action_space = spaces.Discrete(3)
+        self.taken = self.episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.taken, self.episodes = 0, self.episodes + 1
+        return self.observe(), {}
+
+    def observe(self) -> Any:
+        return self.np_random.uniform(-9, 9, 2)
+
+    def step(self, action: Any) -> Any:
+        self.taken += 1
+        return self.observe(), float(action), self.taken == 7, False, {"taken": self.taken}
+
+
+class CountsInModule(Calm):
+    count = 0
+
+    def observe(self) -> Any:
+        CountsInModule.count += 1
+        return np.array([CountsInModule.count % 9, 0.0])
+
+
+class KeepsAcrossSeeds(Calm):
+    """Like BipedalWalker-v3 of gymnasium 1.4, whose reset(seed) keeps some state of the physics engine."""
+
+    def observe(self) -> Any:
+        return np.array([self.episodes % 9, 0.0])
+
+
+class RepeatsOneEpisode(Calm):
+    """Env whose reset() without a seed draws a new seed from the operating system."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=int.from_bytes(os.urandom(4), "little") if seed is None else seed)
+
+
+class ShowsProcess(Calm):
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def observe(self) -> Any:
+        return np.array([os.getpid(), 0.0])
+
+
+class OnePerProcess(Calm):
+    """Like the envs of stable-retro 1.0.1."""
+
+    made = False
+
+    def __init__(self) -> None:
+        if OnePerProcess.made:
+            raise RuntimeError("Cannot create multiple emulator instances per process")
+        OnePerProcess.made = True
+        super().__init__()
+
+
+class SharesSimulator(Calm):
+    """Like the envs of bluesky-gym 0.2.0, which use one simulator per process."""
+
+    position = 0.0
+
+    def reset(self, **kwargs: Any) -> Any:
+        SharesSimulator.position = 0.0
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        SharesSimulator.position += 0.01
+        return super().step(action)
+
+    def observe(self) -> Any:
+        return np.array([SharesSimulator.position, 0.0])
+
+
+class SeedsNumpy(Calm):
+    """Like the envs of gem-llm 0.1.0, which seed and use the process's generators."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None:
+            np.random.seed(seed)
+        return super().reset(seed=seed)
+
+    def observe(self) -> Any:
+        return np.random.uniform(-9, 9, 2)
+
+
+class ChangesProcess(Calm):
+    def __init__(self) -> None:
+        super().__init__()
+        os.chdir(tempfile.gettempdir())
+
+    def reset(self, **kwargs: Any) -> Any:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        os.environ["VECENV_TEST_OF_CHECK"] = "1"
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        random.random()
+        return super().step(action)
+
+
+class Leaks(Calm):
+    kept: list[Any] = []
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.kept.append(np.ones(2**17))
+        return super().reset(**kwargs)
+
+
+class NotANumber(Calm):
+    def observe(self) -> Any:
+        return np.array([np.nan, 1.0])
+
+
+class OtherDtype(Calm):
+    observation_space = spaces.Dict({"x": spaces.Box(-9, 9, (2,), np.float64)})
+
+    def observe(self) -> Any:
+        return {"x": super().observe().astype(np.float32)}
+
+
+class Says(Calm):
+    observation_space = spaces.Text(9)
+
+    def observe(self) -> Any:
+        return "abcd"[self.np_random.integers(4)] * 3
+
+
+class NeverEnds(Calm):
+    def step(self, action: Any) -> Any:
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, False, False, info
+
+
+class OddResults(Calm):
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, np.array([reward]), terminated, truncated, {"last": True} if terminated else {}
+
+
+class RandomInfo(Calm):
+    """Like highway-env 1.12.1, whose reset puts an action with a random seed into the info."""
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"noise": int.from_bytes(os.urandom(4), "little")}
+
+
+class BigPicture(Calm):
+    observation_space = spaces.Box(0, 255, (40, 40), np.uint8)
+
+    def observe(self) -> Any:
+        return np.full((40, 40), CountsInModule().observe()[0], np.uint8)
+
+
+class HangsInStep(Calm):
+    def step(self, action: Any) -> Any:
+        if self.taken == 3:
+            threading.Event().wait()
+        return super().step(action)
+
+
+class DiesInStep(Calm):
+    def step(self, action: Any) -> Any:
+        if self.taken == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+class RaisesInStep(Calm):
+    def step(self, action: Any) -> Any:
+        if self.taken == 3:
+            raise ValueError("boom")
+        return super().step(action)
+
+
+class OldReset(Calm):
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(**kwargs)[0]
+
+
+class BreaksInFork(Calm):
+    owner: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        if BreaksInFork.owner not in (None, os.getpid()):
+            raise OSError("the server of this library did not survive the fork")
+        BreaksInFork.owner = BreaksInFork.owner or os.getpid()
+
+
+class Prints(Calm):
+    def step(self, action: Any) -> Any:
+        print("step", action)
+        return super().step(action)
