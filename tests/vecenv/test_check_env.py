@@ -18,12 +18,18 @@ from vecenv.testing import CheckResult, CheckRow, check_env
 FINDINGS = {
     envs.Calm: {},
     envs.CountsInModule: {
-        "reset(seed) repeats": (False, r"the reset of episode 0 differs: obs\[0\]: 1.0 and \d.0\. Numbered episodes"),
+        "reset(seed) repeats": (
+            False,
+            r"numbered episodes depend.*: the reset of episode 0 differs: obs\[0\]: 1.0 and \d.0$",
+        ),
         "later episodes repeat": (None, "not compared"),
-        "envs do not affect each other": (False, r"step 1 of .* differs: obs\[0\]: 2.0 and 3.0.*num_workers = number"),
+        "envs do not affect each other": (False, r"num_workers = number.*step 1 of .* differs: obs\[0\]: 2.0 and 3.0$"),
     },
     envs.KeepsAcrossSeeds: {
-        "reset(seed) repeats": (False, r"obs\[0\]: 1.0 and \d.0. Numbered episodes depend on what the env has played"),
+        "reset(seed) repeats": (
+            False,
+            r"numbered episodes depend on what the env has played before: .* obs\[0\]: 1.0 and \d.0$",
+        ),
         "later episodes repeat": (None, "not compared"),
     },
     envs.RepeatsOneEpisode: {
@@ -36,11 +42,14 @@ FINDINGS = {
         "envs do not affect each other": (None, "not compared, because an env alone does not repeat"),
     },
     envs.OnePerProcess: {
-        "envs do not affect each other": (False, "the constructor raised RuntimeError: Cannot create.*num_workers"),
+        "envs do not affect each other": (
+            False,
+            "num_workers = number of envs.*the constructor raised RuntimeError: Cannot create",
+        ),
         "works after a fork": (None, "the constructor raised RuntimeError: Cannot create"),
     },
     envs.SharesSimulator: {
-        "envs do not affect each other": (False, r"step 2 of .* differs: obs\[0\]: 0.02 and 0.03.*num_workers"),
+        "envs do not affect each other": (False, r"num_workers.*step 2 of .* differs: obs\[0\]: 0.02 and 0.03"),
     },
     envs.SeedsNumpy: {
         "envs do not affect each other": (False, r"step 1 of episode 0 differs: obs\[0\]"),
@@ -53,7 +62,7 @@ FINDINGS = {
             r"os.environ\['VECENV_TEST_OF_CHECK'\] \(reset\), random \(step\)",
         ),
     },
-    envs.Leaks: {"memory is stable": (None, r"grows by (0\.9|1\.[01])\d MiB per episode \(20 episodes\)")},
+    envs.Leaks: {"memory is stable": (None, r"grows by (0\.9|1\.[0-4])\d MiB per episode \(20 episodes\)")},
     envs.NotANumber: {"observations fit the space": (None, r"reset\(\) returned an observation outside of Box.*nan")},
     envs.OtherDtype: {"observations fit the space": (None, "with the dtype float32, which vecenv casts: Dict")},
     envs.Says: {},
@@ -70,7 +79,7 @@ FINDINGS = {
         "later episodes repeat": (None, "not compared"),
         "envs do not affect each other": (False, r"step 1 of episode 0 differs: obs: \('uint8'"),
     },
-    envs.BreaksInFork: {"works after a fork": (None, 'OSError: the server .* Do not pass context="fork"')},
+    envs.BreaksInFork: {"works after a fork": (None, 'do not pass context="fork": .* OSError: the server')},
 }
 QUICK = (envs.Calm, envs.CountsInModule, envs.OnePerProcess)
 

@@ -84,90 +84,90 @@ def check_env(
 
 
 def _play(probe: Callable[[], EnvProbe], seed: int, timeout: float) -> list[CheckRow]:
-    def ask(venv: ShmemVectorEnv, method: str, *args: Any) -> Any:
-        """Call a method of the probe. Return its result, or its failure as text."""
-        try:
-            return venv.call(method, *args)[0]
-        except WorkerTimeoutError as error:
-            stack = str(error).rpartition("thread ")[2].partition(env_probe.__file__)[0].splitlines()[1:-1]
-            return "\n".join([str(error).partition(";")[0], *stack])
-        except VectorEnvError as error:
-            return str(error).partition("; the envs of other workers")[0]
-
     worker = partial(ShmemVectorEnv, [probe], step_timeout=timeout)
-    with worker() as venv:
-        first = ask(venv, "play", seed, None, timeout / 10)
-        if isinstance(first, str):
-            return [CheckRow("plays in vecenv", False, first)]
-        count = len(first.records)
-        again = ask(venv, "play", seed, count, timeout)
-        costs = ask(venv, "measure", timeout / 10)
-        fork = ask(venv, "fork", seed, min(10.0, timeout / 2))
+    try:
+        with worker() as venv:
+            first: Trace = venv.call("play", seed, None, timeout / 10)[0]
+            again: Trace = venv.call("play", seed, len(first.records), timeout)[0]
+            costs: EnvCosts = venv.call("measure", timeout / 10)[0]
+            fork = _ask(venv, "fork", seed, min(10.0, timeout / 2))
+    except VectorEnvError as error:
+        return [CheckRow("plays in vecenv", False, _text(error))]
     with worker(context="spawn") as venv:
-        fresh = ask(venv, "play", seed, count, timeout)
+        fresh = _ask(venv, "play", seed, len(first.records), timeout)
     with worker() as venv:
-        neighbor = ask(venv, "make_neighbor")
-        beside = neighbor if isinstance(neighbor, str) else ask(venv, "play_beside", seed, count)
+        neighbor = _ask(venv, "make_neighbor")
+        beside = neighbor if isinstance(neighbor, str) else _ask(venv, "play_beside", seed, len(first.records))
+    resets = sum(not record.step for record in first.records)
+    length = f"{len(first.records) - resets} steps, {resets} episode{'s' * (resets > 1)}"
     return [
-        CheckRow("plays in vecenv", True, _length(first)),
+        CheckRow("plays in vecenv", True, length),
         *_repeat_rows(first, again, fresh, beside),
-        *_result_rows(first, again, fresh),
+        *_result_rows(again, "" if isinstance(fresh, str) else _difference(first, fresh, "info")[1]),
         *_cost_rows(costs, fork),
     ]
 
 
-def _length(trace: Trace) -> str:
-    resets = sum(not record.step for record in trace.records)
-    return f"{len(trace.records) - resets} steps, {resets} episode{'s' * (resets > 1)}"
+def _ask(venv: ShmemVectorEnv, method: str, *args: Any) -> Any:
+    """Call a method of the probe. Return its result, or its failure as text."""
+    try:
+        return venv.call(method, *args)[0]
+    except VectorEnvError as error:
+        return _text(error)
 
 
-def _repeat_rows(first: Trace, again: Trace | str, fresh: Trace | str, beside: Trace | str) -> Iterator[CheckRow]:
+def _text(error: VectorEnvError) -> str:
+    if not isinstance(error, WorkerTimeoutError):
+        return str(error).partition("; the envs of other workers")[0]
+    stack = str(error).rpartition("thread ")[2].partition(env_probe.__file__)[0].splitlines()[1:-1]
+    return "\n".join([str(error).partition(";")[0], *stack])
+
+
+def _repeat_rows(first: Trace, again: Trace, fresh: Trace | str, beside: Trace | str) -> Iterator[CheckRow]:
     episode, text = _difference(first, again)
-    text += ". Numbered episodes depend on what the env has played before" if text else ""
+    text = f"numbered episodes depend on what the env has played before: {text}" if text else ""
     if episode == 0:
         yield CheckRow("reset(seed) repeats", False, text)
         yield CheckRow("later episodes repeat", None, "not compared, because the first episode differs")
     else:
         yield CheckRow("reset(seed) repeats", True, "twice in a row in one env")
-        yield CheckRow("later episodes repeat", not text, text or "after reset() without a seed")
+        if first.records[-1].episode:
+            yield CheckRow("later episodes repeat", not text, text or "after reset() without a seed")
+        else:
+            yield CheckRow("later episodes repeat", None, "not played in the time of a play; pass a larger timeout")
     _, elsewhere = _difference(first, fresh)
     yield CheckRow("a new process plays the same", not elsewhere, elsewhere)
     _, text = _difference(first, beside)
     if elsewhere and not isinstance(beside, str):
         yield CheckRow("envs do not affect each other", None, "not compared, because an env alone does not repeat")
     elif text:
-        text = f"beside a second env, {text}. Give each env its own process: num_workers = number of envs"
+        text = f"give each env its own process (num_workers = number of envs): beside a second env, {text}"
         yield CheckRow("envs do not affect each other", False, text)
     else:
         yield CheckRow("envs do not affect each other", True, "beside a second env in one process")
 
 
-def _result_rows(first: Trace, again: Trace | str, fresh: Trace | str) -> Iterator[CheckRow]:
-    findings = first.findings if isinstance(again, str) else again.findings
-    changed = ", ".join(findings["state"])
-    if changed:
+def _result_rows(trace: Trace, info_difference: str) -> Iterator[CheckRow]:
+    if changed := ", ".join(trace.findings["state"]):
         changed = f"changed: {changed}. Other envs and, with DummyVectorEnv, your program see the change"
     yield CheckRow("process state unchanged", None if changed else True, changed)
-    for name, topic in (("observations fit the space", "obs"), ("rewards are numbers", "reward")):
-        yield CheckRow(name, None if findings[topic] else True, "".join(findings[topic]))
-    text = "".join(findings["info"]) or _difference(first, fresh, "info")[1]
-    yield CheckRow("infos repeat, with equal keys", None if text else True, text)
+    for name, topic in (
+        ("observations fit the space", "obs"),
+        ("rewards are numbers", "reward"),
+        ("infos repeat, with equal keys", "info"),
+    ):
+        text = "".join(trace.findings[topic]) or (info_difference if topic == "info" else "")
+        yield CheckRow(name, None if text else True, text)
 
 
-def _cost_rows(costs: EnvCosts | str, fork: str | None) -> Iterator[CheckRow]:
-    if isinstance(costs, str):
-        yield CheckRow("cost", False, costs)
-    else:
-        yield CheckRow("cost", True, f"a step takes {costs.step * 1e6:,.0f} us, a reset {costs.reset * 1e6:,.0f} us")
-        if costs.growth is None:
-            yield CheckRow(
-                "memory is stable", None, "not measured: the episodes are too long, or the system has no /proc"
-            )
-        else:
-            leaks = costs.growth >= LEAK
-            text = f"grows by {max(0.0, costs.growth) / 2**20:.2f} MiB per episode ({costs.episodes} episodes)"
-            yield CheckRow("memory is stable", None if leaks else True, text)
-    text = f'in a fork of a process with an env, {fork}. Do not pass context="fork"' if fork else ""
+def _cost_rows(costs: EnvCosts, fork: str | None) -> Iterator[CheckRow]:
+    yield CheckRow("cost", True, f"a step takes {costs.step * 1e6:,.0f} us, a reset {costs.reset * 1e6:,.0f} us")
+    text = "not measured: the episodes are too long, or the system has no /proc"
+    if costs.growth is not None:
+        text = f"grows by {max(0.0, costs.growth) / 2**20:.2f} MiB per episode ({costs.episodes} episodes)"
+    is_stable = costs.growth is not None and costs.growth < LEAK
+    yield CheckRow("memory is stable", True if is_stable else None, text)
+    text = f'do not pass context="fork": with an env made before the fork, {fork}' if fork else ""
     yield CheckRow("works after a fork", None if text else True, text)
 
 

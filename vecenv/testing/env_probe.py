@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from statistics import median
@@ -156,14 +156,15 @@ class _Player:
 
         `reset` also ends an episode after `longest_episode` steps.
         """
-        actions, episode = iter(self.draw_actions(seed, steps)), 0
-        while actions.__length_hint__():
+        actions, episode, done = self.draw_actions(seed, steps), 0, 0
+        while done < steps:
             with located(f"reset of episode {episode}"):
                 self.venv.reset(**({} if episode else {"seed": seed}))
             yield Record(episode, 0, *self._watched.last)
-            for step, action in enumerate(islice(actions, longest_episode(steps)), 1):
+            for step, action in enumerate(actions[done : done + longest_episode(steps)], 1):
                 with located(f"step {step} of episode {episode}"):
                     _, _, terminated, truncated, _ = self.venv.step(action)
+                done += 1
                 yield Record(episode, step, *self._watched.last)
                 if terminated[0] or truncated[0]:
                     break
@@ -199,7 +200,8 @@ class _WatchedEnv:
             return  # vecenv raises an error
         named = dict(zip(names, result, strict=True))
         info = named.pop("info")
-        self.last = flatten(named), {f"info[{key!r}]": frozen(each) for key, each in dict(info or {}).items()}
+        info = info if isinstance(info, Mapping) else {}
+        self.last = flatten(named), {f"info[{key!r}]": frozen(each) for key, each in info.items()}
         if not self._findings["obs"] and (
             problem := misfit(getattr(self.env, "observation_space", None), named["obs"])
         ):

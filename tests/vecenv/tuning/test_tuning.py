@@ -257,6 +257,10 @@ def test_envs_get_their_arguments(env: str, capsys: pytest.CaptureFixture[str]) 
         (["tune", "CartPole-v1", "--env-kwargs", "[1]"], "it must be a JSON object"),
         (["tune", "CartPole-v1", "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
         (["tune", "CartPole-v1", "--policy-ms", "-1"], "pause must be a number of seconds"),
+        (["check"], "required: ENV_ID"),
+        (["check", "CartPoll-v1"], "Environment `CartPoll` doesn't exist"),
+        (["check", "CartPole-v1", "--steps", "0"], "steps must be an integer of at least 1, got 0"),
+        (["check", "CartPole-v1", "--timeout", "nan"], "timeout must be a positive number of seconds"),
     ],
 )
 def test_wrong_arguments_end_the_command_with_a_message(
