@@ -45,14 +45,23 @@ class CountsInModule(Calm):
 
 
 class KeepsAcrossSeeds(Calm):
-    """Like BipedalWalker-v3 of gymnasium 1.4, whose reset(seed) keeps some state of the physics engine."""
-
     def observe(self) -> Any:
         return np.array([self.episodes % 9, 0.0])
 
 
+class KeepsInLaterEpisodes(Calm):
+    """Like BipedalWalker-v3 of gymnasium 1.4, whose reset(seed) keeps some state of the physics engine."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.seeded = seed is not None
+        return super().reset(seed=seed)
+
+    def observe(self) -> Any:
+        return np.array([0.0 if self.seeded else self.episodes % 9, 0.0])
+
+
 class RepeatsOneEpisode(Calm):
-    """Env whose reset() without a seed draws a new seed from the operating system."""
+    """Like the envs of panda-gym 3.0.7, whose reset() without a seed takes a new seed from the operating system."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return super().reset(seed=int.from_bytes(os.urandom(4), "little") if seed is None else seed)
