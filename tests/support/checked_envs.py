@@ -115,6 +115,22 @@ class SeedsNumpy(Calm):
         return np.random.uniform(-9, 9, 2)
 
 
+class SeedsTorch(Calm):
+    def __init__(self) -> None:
+        import torch  # only in the worker of this env
+
+        super().__init__()
+        self.torch = torch
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None:
+            self.torch.manual_seed(seed)
+        return super().reset(seed=seed)
+
+    def observe(self) -> Any:
+        return self.torch.rand(2, dtype=self.torch.float64).numpy()
+
+
 class ChangesProcess(Calm):
     def __init__(self) -> None:
         super().__init__()

@@ -56,6 +56,10 @@ FINDINGS = {
         "envs do not affect each other": (False, r"step 1 of episode 0 differs: obs\[0\]"),
         "process state unchanged": (None, r"np.random \(reset\), np.random \(step\)"),
     },
+    envs.SeedsTorch: {
+        "envs do not affect each other": (False, r"step 1 of episode 0 differs: obs\[0\]"),
+        "process state unchanged": (None, r"torch's generator \(reset\), torch's generator \(step\)"),
+    },
     envs.ChangesProcess: {
         "process state unchanged": (
             None,
