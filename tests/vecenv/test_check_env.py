@@ -89,6 +89,7 @@ FINDINGS = {
 QUICK = (envs.Calm, envs.CountsInModule, envs.OnePerProcess)
 
 
+@pytest.mark.timeout(900)  # each env starts three processes, and SeedsTorch imports torch in each
 @pytest.mark.parametrize("env", [pytest.param(env, marks=() if env in QUICK else FULL) for env in FINDINGS])
 def test_each_finding_has_its_row_with_the_first_difference(env):
     result = check_env(env, steps=40)

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.engine.arguments import check_count, check_env_fns, check_seed, check_timeout
 from vecenv.errors import VectorEnvError, WorkerTimeoutError
 from vecenv.testing import env_probe
 from vecenv.testing.env_probe import EnvCosts, EnvProbe, Trace
+from vecenv.tuning.repeats import value_difference
 from vecenv.venvs import ShmemVectorEnv
 
 MARKS = {True: "ok", False: "FAIL", None: "note"}
@@ -182,19 +181,8 @@ def _difference(one: Trace, other: Trace | str, field: str = "values") -> tuple[
     for a, b in zip(one.records, other.records, strict=False):
         left, right = getattr(a, field), getattr(b, field)
         for key in {**left, **right}:
-            if text := _unequal(left.get(key, "missing"), right.get(key, "missing")):
+            if found := value_difference(left.get(key, "missing"), right.get(key, "missing")):
+                place, mine, theirs = found
                 where = f"step {a.step}" if a.step else "the reset"
-                return a.episode, f"{where} of episode {a.episode} differs: {key}{text}"
+                return a.episode, f"{where} of episode {a.episode} differs: {key}{place}: {mine} and {theirs}"
     return -1, ""
-
-
-def _unequal(a: Any, b: Any) -> str:
-    """Return "" for equal values, or the first difference, such as "[3]: 0.5 and 0.25"."""
-    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and (a.dtype, a.shape) == (b.dtype, b.shape)):
-        same = type(a) is type(b) and not isinstance(a, np.ndarray) and a == b
-        return "" if same else f": {a!r} and {b!r}"[:200]
-    same = (a == b) | ((a != a) & (b != b))
-    if same.all():
-        return ""
-    place = tuple(int(i) for i in np.argwhere(~same)[0]) if a.ndim else ()
-    return f"{list(place) or ''}: {a[place].item()!r} and {b[place].item()!r}"

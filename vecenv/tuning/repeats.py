@@ -60,7 +60,7 @@ def first_difference(one: Sequence[Row], other: Sequence[Row]) -> str:
             odd = min(rows[0].keys() ^ rows[1].keys(), key=str)
             return f"{_name(odd)} {where} is in one of them only"
         for path, leaf in rows[0].items():
-            if words := _difference(leaf, rows[1][path]):
+            if words := value_difference(leaf, rows[1][path]):
                 return f"{_name(path)}{words[0]} {where} is {words[1]} and {words[2]}"
     return ""
 
@@ -69,7 +69,12 @@ def _name(path: tuple[Any, ...]) -> str:
     return str(path[0]) + "".join(f"[{key!r}]" for key in path[1:])
 
 
-def _difference(one: Any, other: Any) -> tuple[str, str, str] | None:
+def value_difference(one: Any, other: Any) -> tuple[str, str, str] | None:
+    """Return where two values first differ in their type or bits, and both values as texts. NaN equals NaN.
+
+    >>> value_difference(np.array([1, 2]), np.array([1, 3])), value_difference(np.nan, np.nan)
+    (('[1]', '2', '3'), None)
+    """
     try:
         a, b = np.asarray(one), np.asarray(other)
     except Exception:  # lists of different lengths
