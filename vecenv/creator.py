@@ -212,8 +212,9 @@ class EnvCreator:
     # `dumps_by_value` uses cloudpickle, because pickle cannot store lambdas
 
     def __getstate__(self) -> dict[str, Any]:
+        large: list[np.ndarray] = []
         return {
-            "call": dumps_by_value((self._fn, self._kwargs)),
+            "call": (dumps_by_value((self._fn, self._kwargs), large), large),
             "_shares": self._shares,
             "_freezes": self._freezes,
             "_states": self._states,
@@ -221,7 +222,7 @@ class EnvCreator:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._fn, self._kwargs = loads_by_value(state.pop("call"))
+        self._fn, self._kwargs = loads_by_value(*state.pop("call"))
         self._report = None
         vars(self).update(state)
 

@@ -35,7 +35,7 @@ CORE_LIBRARIES = {"numpy", "gymnasium", "cloudpickle", *sys.stdlib_module_names,
 # Optional libraries, and the files that may import each: one file per pattern, or any number if it ends in `**`.
 OPTIONAL = """
     pettingzoo envpool dm_control dm_env mujoco ale_py: vecenv/envs/*
-    torch: collector/** vecenv/backends/pool/spinning_threads.py vecenv/testing/env_probe.py
+    torch: collector/** vecenv/backends/pool/spinning_threads.py vecenv/backends/ipc/serialization.py vecenv/testing/env_probe.py
     tensordict: collector/batch/tensordict_form.py collector/policy/policy_call.py
     torchrl: collector/device/to_torchrl.py
     ray: vecenv/ray_cluster.py
@@ -56,7 +56,15 @@ ALLOWED = {name: places.split() for names, places in PLACES for name in names.sp
 # Private names of libraries that have no public equivalent. A comment at each use gives the reason.
 PRIVATE = {"_clear", "_exit", "_current_frames", "_getframe"}  # of atexit, os, sys
 PRIVATE |= {"_args", "_default_context", "_forkserver", "_forkserver_alive_fd"}  # of multiprocessing
-PRIVATE |= {"_C", "_is_profiler_enabled", "_version", "_recv", "_reset", "_state_keys"}  # of torch and envpool
+PRIVATE |= {
+    "_C",
+    "_is_profiler_enabled",
+    "_untyped_storage",
+    "_version",
+    "_recv",
+    "_reset",
+    "_state_keys",
+}  # of torch and envpool
 PRIVATE |= {"_asdict", "_fields", "_make", "_replace"}  # of named tuples, which document these names
 PRIVATE |= {
     "_internal_kv_put",

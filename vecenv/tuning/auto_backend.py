@@ -96,7 +96,7 @@ def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float,
     >>> 0 < cost.wall < 1
     True
     """
-    make = partial(CostProbe, pickle_env_fn(0, env_fn), seconds)
+    make = partial(CostProbe, env_fn, seconds)
     try:
         with ShmemVectorEnv([make], start_timeout=make_timeout, step_timeout=timeout) as venv:
             result: EnvCost | str = venv.call("measure")[0]
@@ -251,7 +251,7 @@ def _choose(env_fns: Sequence[Callable[[], Any]], in_processes: bool) -> Choice:
         return Choice("dummy", None, "one env gains nothing from a worker")
     try:
         for i, env_fn in {id(env_fn): (i, env_fn) for i, env_fn in reversed(list(enumerate(env_fns)))}.values():
-            pickle_env_fn(i, env_fn)
+            pickle_env_fn(i, env_fn, [])  # without copies of large data
         cost = measure_cost(env_fns[0], SECONDS, MAKE_TIMEOUT, TIMEOUT)
     except (WorkerTimeoutError, WorkerDiedError) as error:
         cost = str(error)

@@ -16,10 +16,13 @@ from typing import Any
 
 import cloudpickle
 import gymnasium
+import numpy as np
 
 QUICK_PACKAGES = {"__main__", "numpy", "gymnasium", "vecenv", "cloudpickle", *sys.stdlib_module_names}
 """Packages that workers have loaded already, or load quickly."""
 LIBRARIES = ("site-packages", "dist-packages")
+LARGE = 1 << 16
+"""Bytes. Smaller arrays are copied into pickles."""
 _CachedFunction: Any = type(functools.lru_cache(maxsize=None)(len))
 
 
@@ -32,20 +35,21 @@ def dumps(value: Any) -> bytes:
         return dumps_by_value(value)
 
 
-def dumps_by_value(value: Any) -> bytes:
+def dumps_by_value(value: Any, large: list[np.ndarray] | None = None) -> bytes:
     """Pickle `value` with the code of classes and functions that other processes cannot import.
 
     Unlike `cloudpickle.dumps`, this pickles functions with `lru_cache` (without cached results) and classes with
-    `cached_property`.
+    `cached_property`. If `large` is a list, the bytes of large arrays and tensors are left out, and `large` gets views
+    of these bytes, as uint8 arrays. `loads_by_value` needs the same bytes.
     """
     with io.BytesIO() as file:
-        ByValuePickler(file).dump(value)
+        ByValuePickler(file, large).dump(value)
         return file.getvalue()
 
 
-def loads_by_value(blob: bytes | memoryview) -> Any:
+def loads_by_value(blob: bytes | memoryview, large: Sequence[Any] = ()) -> Any:
     try:
-        return pickle.loads(blob)
+        return pickle.loads(blob, buffers=large)
     except AttributeError as error:
         if "__main__" not in str(error):
             raise
@@ -87,17 +91,47 @@ def _is_importable(function: Any) -> bool:
     return found is function
 
 
+def _reduce_storage(storage: Any) -> Any:
+    """Reduce the memory of a tensor to an array, because torch would copy the memory into the pickle."""
+    torch = sys.modules["torch"]
+    untyped = storage._untyped_storage  # `untyped()` warns that typed storages are deprecated
+    if untyped.device.type != "cpu" or untyped.nbytes() < LARGE:
+        return storage.__reduce__()
+    return _storage, (torch.empty(0, dtype=torch.uint8).set_(untyped).numpy(), storage.dtype)
+
+
+def _storage(data: np.ndarray, dtype: Any) -> Any:
+    import torch
+
+    return torch.TypedStorage(
+        wrap_storage=torch.frombuffer(data, dtype=torch.uint8).untyped_storage(), dtype=dtype, _internal=True
+    )
+
+
 class ByValuePickler(cloudpickle.Pickler):
     dispatch_table = ChainMap(
         {_CachedFunction: _reduce_cached_function, functools.cached_property: _reduce_cached_property},
         cloudpickle.Pickler.dispatch_table,
     )
 
+    def __init__(self, file: Any, large: list[np.ndarray] | None = None) -> None:
+        if large is not None and (storage := getattr(sys.modules.get("torch"), "TypedStorage", None)):
+            self.dispatch_table = self.dispatch_table.new_child({storage: _reduce_storage})
+        super().__init__(file, buffer_callback=None if large is None else functools.partial(_stays, large))
 
-def dumps_and_modules(value: Any) -> tuple[bytes, set[str]]:
-    """Return `dumps_by_value(value)`, and the names of slowly imported modules that workers need."""
+
+def _stays(large: list[np.ndarray], buffer: pickle.PickleBuffer) -> bool:
+    """Return True if `buffer` is small, so that the pickle contains its bytes. Else append its bytes to `large`."""
+    data = buffer.raw()
+    if data.nbytes >= LARGE:
+        large.append(np.frombuffer(data, np.uint8))
+    return data.nbytes < LARGE
+
+
+def dumps_and_modules(value: Any, large: list[np.ndarray] | None = None) -> tuple[bytes, set[str]]:
+    """Return `dumps_by_value(value, large)`, and the names of slowly imported modules that workers need."""
     with io.BytesIO() as file:
-        pickler = _Recorder(file)
+        pickler = _Recorder(file, large)
         pickler.dump(value)
         slow = {name for name in pickler.modules if name and _root(name) not in QUICK_PACKAGES and _is_slow(name)}
         return file.getvalue(), slow
@@ -106,8 +140,8 @@ def dumps_and_modules(value: Any) -> tuple[bytes, set[str]]:
 class _Recorder(ByValuePickler):
     """Pickler that records the modules of pickled objects, and an env's module if its gymnasium id is pickled."""
 
-    def __init__(self, file: Any) -> None:
-        super().__init__(file)
+    def __init__(self, file: Any, large: list[np.ndarray] | None) -> None:
+        super().__init__(file, large)
         self.modules = set[str]()
 
     def persistent_id(self, value: Any) -> None:

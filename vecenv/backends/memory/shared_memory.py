@@ -1,4 +1,4 @@
-"""Allocation of shared memory, and `Control`: counters by which the parent and its workers announce rounds."""
+"""Allocation of shared memory, `LargeData`, and `Control`: counters by which parent and workers announce rounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 import tempfile
 from typing import Any
 
+import numpy as np
+
 from vecenv import portability
+from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.system_limits import available_memory
 from vecenv.errors import SharedMemoryError
 
@@ -29,9 +32,7 @@ def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.m
     access to an unallocated page would kill the process (SIGBUS).
     """
     used = size if used is None else used
-    available = available_memory()
-    if available is not None and used > available:
-        raise _refused(used, purpose, f"only {available / 2**20:.1f} MiB are available")
+    _check_available(used, purpose, FEWER)
     try:
         os.ftruncate(fd, size)
         system = os.fstatvfs(fd)
@@ -40,15 +41,57 @@ def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.m
             portability.seal_size(fd)  # shrinking the file would kill the processes that map it
             return memory
     except OSError as error:
-        raise _refused(used, purpose, f"the system refused: {error}") from error
-    raise _refused(used, purpose, f"only {free / 2**20:.1f} MiB are free in {tempfile.gettempdir()}")
+        raise _refused(used, purpose, f"the system refused: {error}", FEWER) from error
+    raise _refused(used, purpose, f"only {free / 2**20:.1f} MiB are free in {tempfile.gettempdir()}", FEWER)
 
 
-def _refused(size: int, purpose: str, reason: str) -> SharedMemoryError:
+FEWER = "Use fewer envs, smaller observations, or SubprocVectorEnv."
+
+
+def _check_available(size: int, purpose: str, advice: str) -> None:
+    available = available_memory()
+    if available is not None and size > available:
+        raise _refused(size, purpose, f"only {available / 2**20:.1f} MiB are available", advice)
+
+
+def _refused(size: int, purpose: str, reason: str, advice: str) -> SharedMemoryError:
     return SharedMemoryError(
-        f"{size / 2**20:.1f} MiB of shared memory are needed for {purpose}, but {reason}. "
-        "Use fewer envs, smaller observations, or SubprocVectorEnv."
+        f"{size / 2**20:.1f} MiB of shared memory are needed for {purpose}, but {reason}. {advice}"
     )
+
+
+class LargeData:
+    """Unnamed file with large data of env functions. Each env maps it copy-on-write, so envs share unchanged pages."""
+
+    def __init__(self) -> None:
+        self.descriptor = Descriptor(anonymous_file("vecenv-env-fns"))
+        self.size = 0
+        """Number of bytes in the file."""
+        self._places: dict[tuple[int, int], slice] = {}
+        self._added: list[np.ndarray] = []
+        """Arrays in the file. Kept, so that no address in `_places` is reused."""
+
+    def add(self, array: np.ndarray, purpose: str) -> slice:
+        """Write the bytes of a uint8 array, unless the file has them already. Return their place in the file."""
+        key = array.__array_interface__["data"][0], array.nbytes
+        if key not in self._places:
+            self._places[key] = self.write(array, purpose)
+            self._added.append(array)
+        return self._places[key]
+
+    def write(self, data: Any, purpose: str) -> slice:
+        """Append bytes at the next page. Raises SharedMemoryError if memory is short."""
+        advice = 'Load the data inside the function, or pass context="fork", so that workers inherit the data.'
+        size, start = len(data), -(-self.size // PAGE) * PAGE
+        _check_available(size, purpose, advice)
+        try:
+            with open(self.descriptor.fd, "wb", closefd=False) as file:
+                file.seek(start)
+                file.write(data)
+        except OSError as error:
+            raise _refused(size, purpose, f"the system refused: {error}", advice) from error
+        self.size = start + size
+        return slice(start, self.size)
 
 
 LINE = 8  # 64-bit numbers per worker, which fill a cache line

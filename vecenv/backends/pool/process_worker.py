@@ -10,17 +10,18 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.memory.shared_memory import LargeData
 from vecenv.backends.pool.preloading import preloaded_server
 from vecenv.backends.pool.start_methods import ONE_THREAD, check_method, parent_fds, start_process
 from vecenv.backends.pool.worker_handle import TIME_TO_END, WorkerHandle, stack_of_process
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.system_limits import check_descriptors, default_num_workers
 from vecenv.backends.worker.main import main as worker_main
-from vecenv.backends.worker.worker_setup import WorkerArgs
+from vecenv.backends.worker.worker_setup import WorkerArgs, pickle_env_fns
 from vecenv.errors import warn_caller
 from vecenv.portability import allowed_cpus, binds_to_cpus, pidfd
 
@@ -185,6 +186,13 @@ class ProcessPool(WorkerPool):
 
     def handle(self, index: int, ids: range) -> ProcessWorker:
         return ProcessWorker(index, ids)
+
+    def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
+        file = LargeData()
+        self.own_fd(file.descriptor.fd)
+        pickled = pickle_env_fns(env_fns, file)
+        self.large = file.descriptor if file.size else None
+        return pickled
 
     def preload(self, env_fns: Sequence[Any]) -> None:
         if self._method == "forkserver":

@@ -37,7 +37,7 @@ from vecenv.backends.worker.worker_setup import (
     WorkerArgs,
     WorkerSetup,
     check_imports,
-    pickle_env_fn,
+    pickle_env_fns,
     registered_envs,
     running_files,
     worker_seeds,
@@ -71,6 +71,8 @@ class WorkerPool(ABC):
         self.closing = False
         self._waker: tuple[int, int] | None = None
         self._own_fds: list[int] = []
+        self.large: Descriptor | None = None
+        """File with large data of the pickled env_fns, for all workers, also after a restart."""
 
     @abstractmethod
     def default_num_workers(self, n: int, eager: bool) -> int:
@@ -81,7 +83,7 @@ class WorkerPool(ABC):
         """Prepare for the first launch. Raises if the system does not allow this number of workers."""
 
     def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
-        return [pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
+        return pickle_env_fns(env_fns)
 
     def preload(self, env_fns: Sequence[Any]) -> None:  # noqa: B027
         """Import the modules of the pickled env_fns once for all workers, if possible."""
@@ -157,6 +159,7 @@ class WorkerPool(ABC):
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
         worker.line[DOING] = NOTHING
         worker.ready = worker.reason = worker.problems = None
+        env_fns = self._env_fns[worker.start : worker.stop]
         args = WorkerArgs(
             index=worker.index,
             num_workers=len(self.workers),
@@ -165,7 +168,7 @@ class WorkerPool(ABC):
             eager=self.eager,
             control=Descriptor(self.control.fd),
             stacks=Descriptor(worker.stacks),
-            setup=WorkerSetup(self._env_fns[worker.start : worker.stop], registered, states=self._states),
+            setup=WorkerSetup(env_fns, registered, states=self._states, large=self.large),
             seeds=worker_seeds(worker.index),
             server=self.server,
             transport=self._transport_args(worker),

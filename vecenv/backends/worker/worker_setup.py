@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import mmap
 import os
 import pickle
 import random
@@ -19,7 +20,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from vecenv.backends.ipc.serialization import Descriptor, dumps_and_modules, dumps_by_value, loads_by_value
+from vecenv.backends.ipc.serialization import LARGE, Descriptor, dumps_and_modules, dumps_by_value, loads_by_value
+from vecenv.backends.memory.shared_memory import LargeData
 from vecenv.backends.memory.shared_state import SharedState
 from vecenv.portability import allow_cpus
 
@@ -36,6 +38,8 @@ class WorkerSetup:
     environ: dict[str, str] | None = None
     affinity: set[int] | None = None
     states: Sequence[SharedState] = ()
+    large: Descriptor | None = None
+    """File with large data of the env functions."""
 
     def apply(self) -> None:
         sys.path += [path for path in self.paths if path not in sys.path]
@@ -45,6 +49,11 @@ class WorkerSetup:
             allow_cpus(self.affinity)
         if self.registered:
             self._register()
+
+    def close_file(self) -> None:
+        """Close the file with large data, after the envs are made."""
+        if self.large is not None:
+            os.close(self.large.fd)
 
     def _register(self) -> None:
         """Register the parent's envs with gymnasium, now and before each call of an env_fn.
@@ -78,12 +87,21 @@ class PickledEnvFn:
     """Env function that is unpickled when called, so that an error of unpickling becomes a failure of the env."""
 
     blob: bytes | memoryview
+    """Pickle, or empty if the pickle is the first part in `large`."""
     modules: frozenset[str] = frozenset()
     place: int | None = None
     """Index of this env_fn if `blob` is a list of all env_fns, else `None`."""
+    file: Descriptor | None = None
+    """File of a `LargeData`, or `None` if all data are in `blob`."""
+    large: Sequence[slice] = ()
+    """Places of large data in `file`."""
 
     def load(self) -> Callable[[], Any]:
-        found: Any = loads_by_value(self.blob)
+        parts: list[memoryview] = []
+        if self.file is not None:  # map the file for each env, because an env may change its arrays
+            memory = memoryview(mmap.mmap(self.file.fd, 0, access=mmap.ACCESS_COPY))
+            parts = [memory[place] for place in self.large]
+        found: Any = loads_by_value(self.blob or parts.pop(0), parts)
         env_fn: Callable[[], Any] = found if self.place is None else found[self.place]
         return env_fn
 
@@ -91,15 +109,39 @@ class PickledEnvFn:
         return self.load()()
 
 
-def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
+def pickle_env_fns(env_fns: Sequence[Callable[[], Any]], file: LargeData | None = None) -> list[PickledEnvFn]:
+    """Pickle each env function separately, because envs must not share objects that they change.
+
+    file: receives large data, or `None` to put all data into the pickles.
+    """
+    found: dict[int, PickledEnvFn] = {}
+    for i, env_fn in enumerate(env_fns):
+        if id(env_fn) not in found:
+            arrays: list[np.ndarray] = []
+            pickled = found[id(env_fn)] = pickle_env_fn(i, env_fn, None if file is None else arrays)
+            if file is not None:
+                _move_large_data(pickled, arrays, file, f"the data of env_fns[{i}]")
+    return [found[id(env_fn)] for env_fn in env_fns]
+
+
+def pickle_env_fn(i: int, env_fn: Callable[[], Any], large: list[np.ndarray] | None = None) -> PickledEnvFn:
+    """Pickle `env_fns[i]`. For `large`, see `dumps_by_value`."""
     try:
-        blob, modules = dumps_and_modules(env_fn)
+        blob, modules = dumps_and_modules(env_fn, large)
         return PickledEnvFn(blob, frozenset(modules))
     except Exception as error:
         raise TypeError(
             f"env_fns[{i}] cannot be sent to a worker: {type(error).__name__}: {error}. "
             'Create this object inside the function, or pass context="fork", so that workers inherit the object.'
         ) from error
+
+
+def _move_large_data(pickled: PickledEnvFn, arrays: Sequence[np.ndarray], file: LargeData, purpose: str) -> None:
+    blob, is_large = pickled.blob, len(pickled.blob) >= LARGE
+    if arrays or is_large:
+        pickled.file, pickled.large = file.descriptor, [file.add(array, purpose) for array in arrays]
+    if is_large:
+        pickled.blob, pickled.large = b"", [file.write(blob, purpose), *pickled.large]
 
 
 def registered_envs() -> list[bytes]:

@@ -1,0 +1,227 @@
+"""Large data of env functions reach worker processes once, and each env still has its own copy."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tests.support.backends import FULL
+from tests.support.paths import ROOT
+from vecenv import EnvCreator, SharedMemoryError, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
+from vecenv.backends.memory import shared_memory
+
+MIB = 2**20
+SIZE = 20 * MIB
+needs_smaps = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc/PID/smaps")
+
+
+class Holder(gymnasium.Env[Any, Any]):
+    """Env that holds an object, and reads all of it at each reset."""
+
+    observation_space: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space: spaces.Space[Any] = spaces.Discrete(2)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def sum(self) -> float:
+        return float(np.asarray(self.held).sum(dtype=np.float64))
+
+    def fill(self, value: int) -> None:
+        self.held[...] = value
+
+    def where(self) -> int:
+        return os.getpid()
+
+    def form(self) -> tuple[Any, ...]:
+        held = self.held
+        return held.dtype.str, held.shape, held.flags.f_contiguous, held.flags.writeable
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.array([self.sum()]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.array([self.sum()]), 0.0, False, False, {}
+
+
+class Tensors(Holder):
+    def forms(self) -> list[Any]:
+        return [(type(each).__name__, each.dtype, each.shape, each.stride(), each.requires_grad) for each in self.held]
+
+    def sum(self) -> float:
+        return sum(float(each.detach().double().sum()) for each in self.held)
+
+    def fill(self, value: int) -> None:
+        for each in self.held:
+            each.detach().fill_(value)
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+ARRAYS: dict[str, Callable[[], np.ndarray]] = {
+    "numbers": lambda: np.arange(30_000.0),
+    "a matrix in Fortran order": lambda: np.asfortranarray(np.arange(60_000, dtype=np.int32).reshape(200, 300)),
+    "a constant": lambda: frozen(np.ones((300, 300), ">f4")),
+    "a view with gaps": lambda: np.arange(90_000)[::3],
+    "a view of the end": lambda: np.arange(90_000)[30_000:],
+    "a small array": lambda: np.arange(9),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_arrives_as_from_any_pickle(name: str) -> None:
+    array = ARRAYS[name]()
+    expected = Holder(pickle.loads(pickle.dumps(array, protocol=5)))
+    with ShmemVectorEnv([partial(Holder, array)] * 2, num_workers=1) as venv:
+        assert venv.call("form") == [expected.form()] * 2
+        assert venv.call("sum") == [expected.sum()] * 2
+
+
+def functions(array: np.ndarray) -> dict[str, Any]:
+    creator = EnvCreator(Holder, held=array)
+    return {
+        "partial": [partial(Holder, array) for _ in range(4)],
+        "lambda": [lambda: Holder(array) for _ in range(4)],
+        "the same function": [partial(Holder, array)] * 4,
+        "creator": [creator] * 4,
+        "variants": [creator.make_variant() for _ in range(4)],
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["partial", *(pytest.param(kind, marks=FULL) for kind in [*functions(np.ones(1))][1:])]
+)
+def test_an_env_that_writes_into_its_array_changes_no_other(kind: str) -> None:
+    """So equal results follow for every number of workers, as in the originals, which have a process per env."""
+    array = np.ones(40_000)
+    with ShmemVectorEnv(functions(array)[kind], num_workers=2) as venv:
+        venv.call("fill", 5, id=1)
+        assert venv.call("sum") == [40_000.0, 200_000.0, 40_000.0, 40_000.0]
+    assert (array == 1).all()
+
+
+def mapped(pid: int) -> dict[str, int]:
+    """Return the bytes of a worker's mappings of large data, by the names in /proc/PID/smaps."""
+    text = Path(f"/proc/{pid}/smaps").read_text()
+    found = {"Pss": 0, "Anonymous": 0, "Size": 0}
+    for region in re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", text):
+        if "vecenv-env-fns" in region.partition("\n")[0]:
+            for name in found:
+                found[name] += 1024 * int(re.search(rf"(?m)^{name}: +(\d+) kB", region)[1])  # type: ignore[index]
+    return found
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+@needs_smaps
+@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=FULL)])
+@pytest.mark.parametrize(
+    "kind", ["partial", *(pytest.param(kind, marks=FULL) for kind in [*functions(np.ones(1))][1:])]
+)
+@pytest.mark.usefixtures("traced")
+def test_all_workers_share_one_copy_of_an_array(kind: str, context: str) -> None:
+    env_fns = functions(np.ones(SIZE // 8))[kind]
+    before = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    with ShmemVectorEnv(env_fns, num_workers=2, context=context) as venv:
+        assert tracemalloc.get_traced_memory()[1] - before < SIZE / 2, "the caller pickles no copy"
+        venv.reset()
+        workers = {pid: mapped(pid) for pid in venv.call("where")}
+        assert len(workers) == 2
+        assert all(found["Size"] >= 2 * SIZE for found in workers.values()), "a mapping per env"
+        assert sum(found["Pss"] for found in workers.values()) <= 1.05 * SIZE
+        assert not any(found["Anonymous"] for found in workers.values())
+        venv.call("fill", 2, id=0)
+        changed = [mapped(pid)["Anonymous"] for pid in workers]
+        assert changed == [SIZE, 0], "only the env that writes has a copy"
+
+
+@pytest.mark.parametrize("cls", [ShmemVectorEnv, pytest.param(SubprocVectorEnv, marks=FULL)])
+def test_a_restarted_worker_gets_the_data_of_the_start(cls: type[ShmemVectorEnv]) -> None:
+    array = np.ones(40_000)
+    with cls([partial(Holder, array) for _ in range(4)], num_workers=2) as venv:
+        venv.reset()
+        array[:] = 3
+        venv.call("fill", 2)
+        os.kill(venv.call("where", id=0)[0], signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            venv.step([0] * 4)
+        venv.reset(id=[0, 1])
+        assert venv.call("sum") == [40_000.0, 40_000.0, 80_000.0, 80_000.0]
+
+
+def test_large_bytes_and_lists_arrive_too() -> None:
+    data = [bytes(200_000), list(range(100_000))]
+    with ShmemVectorEnv([partial(Holder, data) for _ in range(2)], num_workers=1) as venv:
+        assert venv.get_env_attr("held") == [data] * 2
+
+
+@needs_smaps
+@FULL
+def test_tensors_are_shared_like_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.ones(500, 200))
+    held = [weight, weight, weight.detach()[1:], torch.ones(100_000, dtype=torch.bfloat16), torch.ones(3)]
+    with ShmemVectorEnv([partial(Tensors, held) for _ in range(3)], num_workers=1) as venv:
+        venv.reset()
+        assert venv.call("forms") == [Tensors(held).forms()] * 3
+        assert mapped(venv.call("where")[0])["Size"] > 3 * 500_000
+        venv.call("fill", 2, id=1)
+        assert venv.call("sum") == [399_803.0, 799_606.0, 399_803.0]
+
+
+def test_an_error_names_the_env_and_nothing_is_left() -> None:
+    """The fixtures of all tests look for descriptors and processes that remain."""
+    large, lock = np.ones(40_000), threading.Lock()
+    with pytest.raises(TypeError, match=r"env_fns\[1\] cannot be sent to a worker: .*lock"):
+        ShmemVectorEnv([partial(Holder, large), partial(Holder, [large, lock])])
+
+
+def test_data_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "available_memory", lambda: 2**18)
+    refused = r"0\.3 MiB of shared memory are needed for the data of env_fns\[1\], but only 0\.2 MiB are available"
+    with pytest.raises(SharedMemoryError, match=refused):
+        ShmemVectorEnv([partial(Holder, np.ones(length)) for length in (20_000, 40_000)])
+
+
+PROGRAM = """
+import numpy as np
+from functools import partial
+from tests.vecenv.backends.test_large_env_fns import Holder
+from vecenv import ShmemVectorEnv
+
+array = np.ones(40_000)
+with ShmemVectorEnv([partial(Holder, array) for _ in range(3)], num_workers=2) as venv:
+    venv.call("fill", 2, id=1)
+    print(*venv.call("sum"))
+"""
+
+
+@FULL
+def test_data_travel_in_a_file_on_disk_without_memfd() -> None:
+    environ = {**os.environ, "VECENV_PORTABLE": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environ, text=True, capture_output=True)
+    assert (done.stdout, done.stderr) == ("40000.0 80000.0 40000.0\n", "")
