@@ -159,7 +159,7 @@ def make_counter(name: str, description: str, tags: tuple[str, ...] = ()) -> Any
     return Counter(name, description, tag_keys=tags)
 
 
-def put_bytes(data: bytes) -> Any:
+def put_bytes(data: bytes | memoryview) -> Any:
     """Put bytes into Ray's object store as an array, so that actors read them without a copy."""
     return import_ray().put(np.frombuffer(data, np.uint8))
 

@@ -45,6 +45,9 @@ class Holder(gymnasium.Env[Any, Any]):
     def fill(self, value: int) -> None:
         self.held[...] = value
 
+    def append(self, value: int) -> None:
+        self.held[1].append(value)
+
     def where(self) -> int:
         return os.getpid()
 
@@ -147,6 +150,7 @@ def test_all_workers_share_one_copy_of_an_array(kind: str, context: str) -> None
     before = tracemalloc.get_traced_memory()[0]
     tracemalloc.reset_peak()
     with ShmemVectorEnv(env_fns, num_workers=2, context=context) as venv:
+        assert file_size() == SIZE
         assert tracemalloc.get_traced_memory()[1] - before < SIZE / 2, "the caller pickles no copy"
         venv.reset()
         workers = {pid: mapped(pid) for pid in venv.call("where")}
@@ -173,10 +177,29 @@ def test_a_restarted_worker_gets_the_data_of_the_start(cls: type[ShmemVectorEnv]
         assert venv.call("sum") == [40_000.0, 40_000.0, 80_000.0, 80_000.0]
 
 
-def test_large_bytes_and_lists_arrive_too() -> None:
-    data = [bytes(200_000), list(range(100_000))]
-    with ShmemVectorEnv([partial(Holder, data) for _ in range(2)], num_workers=1) as venv:
-        assert venv.get_env_attr("held") == [data] * 2
+def file_size() -> int:
+    """Return the bytes of the files with large data that this process has open."""
+    links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return sum(link.stat().st_size for link in links if link.exists() and "vecenv-env-fns" in str(link.readlink()))
+
+
+@needs_smaps
+def test_a_list_that_env_fns_share_is_pickled_once_and_each_env_gets_a_copy() -> None:
+    shared = [b"a" * 3 * MIB]
+    with ShmemVectorEnv([lambda i=i: Holder([i, shared]) for i in range(4)], num_workers=2) as venv:  # type: ignore[misc]
+        assert file_size() < 3.5 * MIB
+        assert venv.get_env_attr("held") == [[i, shared] for i in range(4)]
+        venv.call("append", 7, id=1)
+        assert venv.get_env_attr("held") == [[0, shared], [1, [*shared, 7]], [2, shared], [3, shared]]
+
+
+@needs_smaps
+@FULL
+def test_lists_that_env_fns_do_not_share_are_pickled_separately() -> None:
+    lists = [[b"%d" % i * 2 * MIB] for i in range(4)]
+    with ShmemVectorEnv([partial(Holder, each) for each in lists], num_workers=2) as venv:
+        assert 8 * MIB <= file_size() < 9 * MIB
+        assert venv.get_env_attr("held") == lists
 
 
 @needs_smaps
@@ -193,11 +216,11 @@ def test_tensors_are_shared_like_arrays() -> None:
         assert venv.call("sum") == [399_803.0, 799_606.0, 399_803.0]
 
 
-def test_an_error_names_the_env_and_nothing_is_left() -> None:
+@pytest.mark.parametrize("large", [np.ones(40_000), b"a" * 2 * MIB], ids=["array", "bytes"])
+def test_an_error_names_the_env_and_nothing_is_left(large: Any) -> None:
     """The fixtures of all tests look for descriptors and processes that remain."""
-    large, lock = np.ones(40_000), threading.Lock()
     with pytest.raises(TypeError, match=r"env_fns\[1\] cannot be sent to a worker: .*lock"):
-        ShmemVectorEnv([partial(Holder, large), partial(Holder, [large, lock])])
+        ShmemVectorEnv([partial(Holder, large), partial(Holder, [large, threading.Lock()])])
 
 
 def test_data_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from vecenv import ray_cluster
 from vecenv.backends.ipc.messages import CLOSED, Channel, Frame
-from vecenv.backends.ipc.serialization import dumps_apart, dumps_by_value, send_descriptors
+from vecenv.backends.ipc.serialization import dumps_apart, send_descriptors
 from vecenv.backends.ipc.waiting import wakeup_fds
 from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE, NOTHING, PROGRESS
 from vecenv.backends.memory.shared_state import SharedState
@@ -248,10 +248,6 @@ class RayWorker(WorkerHandle):
         return f"ended ({ray_cluster.missing_package(error) or ray_cluster.reason_of(error)})"
 
 
-LARGE_ENV_FNS = 1 << 20
-"""Bytes. If the pickled env_fns are larger in total, the pool looks for objects that they share."""
-
-
 class RayPool(WorkerPool):
     """Pool of actors. `options`: see `ray_cluster.actor_options`."""
 
@@ -291,16 +287,12 @@ class RayPool(WorkerPool):
         self.address = DriverAddress(node_id, name, self._token)
 
     def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
-        """If the env_fns share most of their bytes, put a single pickle of all into Ray's object store."""
+        """If all env_fns have one pickle, put it into Ray's object store."""
         found: list[PickledEnvFn] = super().pickle_env_fns(env_fns)
-        apart = sum(len(env_fn.blob) for env_fn in found)
-        if apart < LARGE_ENV_FNS:
+        if found[0].place is None:
             return found
-        together = dumps_by_value(list(env_fns))
-        if len(together) > apart / 2:
-            return found
-        self.common = ray_cluster.put_bytes(together)
-        return [replace(env_fn, blob=b"", place=i) for i, env_fn in enumerate(found)]
+        self.common = ray_cluster.put_bytes(found[0].blob)
+        return [replace(env_fn, blob=b"") for env_fn in found]
 
     def handle(self, index: int, ids: range) -> RayWorker:
         return RayWorker(index, ids, self)

@@ -12,7 +12,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import forkserver
 from typing import Any
@@ -109,8 +109,12 @@ class PickledEnvFn:
         return self.load()()
 
 
+MUCH = 1 << 20
+"""Bytes. If the first env_fn's pickle is larger, env_fns that share objects are pickled together."""
+
+
 def pickle_env_fns(env_fns: Sequence[Callable[[], Any]], file: LargeData | None = None) -> list[PickledEnvFn]:
-    """Pickle each env function separately, because envs must not share objects that they change.
+    """Pickle env functions so that each env gets separate objects, because envs may change their objects.
 
     file: receives large data, or `None` to put all data into the pickles.
     """
@@ -119,9 +123,31 @@ def pickle_env_fns(env_fns: Sequence[Callable[[], Any]], file: LargeData | None 
         if id(env_fn) not in found:
             arrays: list[np.ndarray] = []
             pickled = found[id(env_fn)] = pickle_env_fn(i, env_fn, None if file is None else arrays)
+            if i == 0 and len(pickled.blob) >= MUCH and (together := _pickle_together(env_fns, pickled, file)):
+                return together
             if file is not None:
                 _move_large_data(pickled, arrays, file, f"the data of env_fns[{i}]")
     return [found[id(env_fn)] for env_fn in env_fns]
+
+
+def _pickle_together(
+    env_fns: Sequence[Callable[[], Any]], first: PickledEnvFn, file: LargeData | None
+) -> list[PickledEnvFn]:
+    """Pickle a list of all env functions, or return an empty list if they share less than half of `first`.
+
+    Each env unpickles the whole list.
+    """
+    arrays: list[np.ndarray] = []
+    try:
+        blob, modules = dumps_and_modules(list(env_fns), None if file is None else arrays)
+    except Exception:  # pickling each function shows which one fails
+        return []
+    if len(blob) > 1.5 * len(first.blob):
+        return []
+    pickled = PickledEnvFn(blob, frozenset(modules))
+    if file is not None:
+        _move_large_data(pickled, arrays, file, "the data of env_fns")
+    return [replace(pickled, place=i) for i in range(len(env_fns))]
 
 
 def pickle_env_fn(i: int, env_fn: Callable[[], Any], large: list[np.ndarray] | None = None) -> PickledEnvFn:
