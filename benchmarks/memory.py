@@ -161,14 +161,14 @@ def resident(pid: int) -> float:
     return total
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"some of {list(CONTENDERS)} (default: all that are installed)")
     parser.add_argument("--megabytes", type=int, default=200, help="size of the array")
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--play", help=argparse.SUPPRESS)
     parser.add_argument("--sample", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.play:
         play(options.play, options.megabytes, options.envs)
     elif options.sample:

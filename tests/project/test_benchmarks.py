@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 
 pytest.importorskip("rich")
 
-from benchmarks import busy, paired, run
+from benchmarks import busy, memory, paired, run
 from benchmarks.counting import CallCounter, CountedSpec, counted
 from vecenv import ShmemVectorEnv
 
@@ -47,6 +47,13 @@ def test_vector_envs_are_measured_beside_other_programs(capsys):
     _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[3] for row in rows] == ["CartPole", "100"]
     assert all(float(rate.replace(",", "")) > 0 for row in rows for rate in row.split()[-len(busy.CONTENDERS) :])
+
+
+def test_the_memory_of_a_shared_array_is_measured(capsys):
+    memory.main(["vecenv", "gymnasium", "--megabytes", "4", "--envs", "2"])
+    rows = [row.split() for row in capsys.readouterr().out.splitlines()]
+    assert [row[:2] for row in rows] == [["vecenv", "forkserver"], ["gymnasium", "fork"]]
+    assert all(float(row[3]) >= float(row[6]) > 4 for row in rows)
 
 
 def test_the_counter_sees_pickles_in_any_library_and_what_travels_through_sockets_and_pipes():
