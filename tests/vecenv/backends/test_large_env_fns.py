@@ -203,6 +203,19 @@ def test_lists_that_env_fns_do_not_share_are_pickled_separately() -> None:
 
 
 @needs_smaps
+@pytest.mark.parametrize("mode", ["r", pytest.param("c", marks=FULL)])
+def test_an_array_in_a_file_is_shared_too(mode: Any, tmp_path: Path) -> None:
+    """For example a data set that `np.load(path, mmap_mode="r")` opens."""
+    np.save(tmp_path / "data.npy", np.ones((400, 100)))
+    array = np.load(tmp_path / "data.npy", mmap_mode=mode)
+    with ShmemVectorEnv([partial(Holder, array) for _ in range(2)], num_workers=1) as venv:
+        assert file_size() == array.nbytes
+        assert venv.call("form") == [Holder(array).form()] * 2
+        assert venv.call("sum") == [40_000.0] * 2
+        assert [type(held) for held in venv.get_env_attr("held")] == [np.memmap] * 2
+
+
+@needs_smaps
 @FULL
 def test_tensors_are_shared_like_arrays() -> None:
     torch = pytest.importorskip("torch")

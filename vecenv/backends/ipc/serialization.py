@@ -108,6 +108,15 @@ def _storage(data: np.ndarray, dtype: Any) -> Any:
     )
 
 
+def _reduce_memmap(array: np.memmap[Any, Any]) -> Any:
+    """Reduce an array in a file to a plain array, because numpy would copy the bytes into the pickle."""
+    return _memmap, (np.asarray(array),)
+
+
+def _memmap(array: np.ndarray) -> Any:
+    return array.view(np.memmap)
+
+
 class ByValuePickler(cloudpickle.Pickler):
     dispatch_table = ChainMap(
         {_CachedFunction: _reduce_cached_function, functools.cached_property: _reduce_cached_property},
@@ -115,8 +124,11 @@ class ByValuePickler(cloudpickle.Pickler):
     )
 
     def __init__(self, file: Any, large: list[np.ndarray] | None = None) -> None:
-        if large is not None and (storage := getattr(sys.modules.get("torch"), "TypedStorage", None)):
-            self.dispatch_table = self.dispatch_table.new_child({storage: _reduce_storage})
+        if large is not None:
+            storage = getattr(sys.modules.get("torch"), "TypedStorage", None)
+            self.dispatch_table = self.dispatch_table.new_child(
+                {np.memmap: _reduce_memmap, **({storage: _reduce_storage} if storage else {})}
+            )
         super().__init__(file, buffer_callback=None if large is None else functools.partial(_stays, large))
 
 
