@@ -121,6 +121,27 @@ def test_an_env_that_writes_into_its_array_changes_no_other(kind: str) -> None:
     assert (array == 1).all()
 
 
+class Makes:
+    """Env function that uses the same memory for the pickles of all objects."""
+
+    memory = np.zeros(40_000)
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __call__(self) -> Holder:
+        return Holder(self.held)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.memory[:] = self.value
+        return {"held": self.memory}
+
+
+def test_arrays_at_the_same_address_are_shared_only_if_they_are_equal() -> None:
+    with ShmemVectorEnv([Makes(value) for value in (1, 2, 2, 1)], num_workers=2) as venv:
+        assert venv.call("sum") == [40_000.0, 80_000.0, 80_000.0, 40_000.0]
+
+
 def mapped(pid: int) -> dict[str, int]:
     """Return the bytes of a worker's mappings of large data, by the names in /proc/PID/smaps."""
     text = Path(f"/proc/{pid}/smaps").read_text()

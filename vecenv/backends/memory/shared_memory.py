@@ -60,6 +60,10 @@ def _refused(size: int, purpose: str, reason: str, advice: str) -> SharedMemoryE
     )
 
 
+PART = 1 << 20
+"""Bytes that are compared at once."""
+
+
 class LargeData:
     """Unnamed file with large data of env functions. Each env maps it copy-on-write, so envs share unchanged pages."""
 
@@ -68,16 +72,19 @@ class LargeData:
         self.size = 0
         """Number of bytes in the file."""
         self._places: dict[tuple[int, int], slice] = {}
-        self._added: list[np.ndarray] = []
-        """Arrays in the file. Kept, so that no address in `_places` is reused."""
+        """Places of arrays by address and size."""
 
     def add(self, array: np.ndarray, purpose: str) -> slice:
         """Write the bytes of a uint8 array, unless the file has them already. Return their place in the file."""
         key = array.__array_interface__["data"][0], array.nbytes
-        if key not in self._places:
-            self._places[key] = self.write(array, purpose)
-            self._added.append(array)
-        return self._places[key]
+        place = self._places.get(key)
+        if place is None or not self._has(array, place.start):  # another array may be at the address now
+            place = self._places[key] = self.write(array, purpose)
+        return place
+
+    def _has(self, array: np.ndarray, start: int) -> bool:
+        parts = ((k, array[k : k + PART]) for k in range(0, len(array), PART))
+        return all(os.pread(self.descriptor.fd, len(part), start + k) == part.tobytes() for k, part in parts)
 
     def write(self, data: Any, purpose: str) -> slice:
         """Append bytes at the next page. Raises SharedMemoryError if memory is short."""
