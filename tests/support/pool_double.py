@@ -9,6 +9,7 @@ EnvPool 1.2.5 shows each behaviour. test_envpool.py checks the same on the real 
 - Single spaces with wrong bounds, and float32 rewards.
 - Infos as a dict of arrays, which includes the players.
 - Seeds that are fixed when the pool is created.
+- With `episodic_life`, a game goes on after a lost life, unless the env is reset explicitly.
 
 If EnvPool would end the process, hang or mix up rows, the double raises `Broken`.
 """
@@ -36,7 +37,9 @@ class PoolSpec:
     """Arguments of a pool. A spec with a changed `config` makes a different pool."""
 
     gen_config = namedtuple(
-        "Config", "num_envs batch_size num_threads max_num_players seed env_seed", defaults=(1, 0, 0, 1, 42, [])
+        "Config",
+        "num_envs batch_size num_threads max_num_players seed env_seed episodic_life",
+        defaults=(1, 0, 0, 1, 42, [], False),
     )
 
     action_array_spec = {name: SimpleNamespace(dtype=np.int32) for name in ("env_id", "players.env_id", "action")}
@@ -52,15 +55,17 @@ class CountedEnv:
 
     def __init__(self, env_id: int, seed: int) -> None:
         self.env_id, self.seed = env_id, seed
-        self.episode, self.elapsed, self.done = -1, 0, True
+        self.episode, self.elapsed, self.done, self.lives = -1, 0, True, 0
 
     def run(self, action: Any) -> tuple[Any, ...]:
         if action is RESET or self.done:
+            self.lives = 5 if action is RESET or not self.lives else self.lives
             self.episode, self.elapsed, self.done = self.episode + 1, 0, False
             return self.state(0.0, False)
         self.elapsed += 1
         truncated = self.elapsed == MAX_STEPS
         self.done = truncated or (self.length < MAX_STEPS and self.elapsed == self.length)
+        self.lives -= self.done
         return self.state(action + 0.1, truncated)
 
     @property
@@ -69,7 +74,7 @@ class CountedEnv:
 
     def state(self, reward: float, truncated: bool) -> tuple[Any, ...]:
         obs = np.array([self.seed % 1000, self.episode, -self.elapsed], np.float32)
-        return obs, reward, self.done, truncated, self.env_id, self.elapsed
+        return obs, reward, self.done, truncated, self.env_id, self.elapsed, self.lives
 
 
 class PoolDouble:
@@ -83,6 +88,8 @@ class PoolDouble:
     def __init__(self, spec: PoolSpec) -> None:
         self.spec = spec
         n = spec.config.num_envs
+        if spec.config.episodic_life:
+            self._state_keys = [*self._state_keys[:2], "info:lives", *self._state_keys[2:]]
         seeds = spec.config.env_seed or [spec.config.seed + i for i in range(n)]
         self.envs = [CountedEnv(i, seed) for i, seed in enumerate(seeds)]
         self.is_sync = spec.config.batch_size in (0, n)
@@ -140,14 +147,17 @@ class PoolDouble:
         if not self.is_sync:
             self.shuffle.shuffle(self.pending)
         taken, self.pending, self.sends = self.pending[:count], self.pending[count:], 0
-        obs, reward, done, truncated, ids, elapsed = zip(*(self.envs[i].run(a) for i, a in taken), strict=True)
+        obs, reward, done, truncated, ids, elapsed, lives = zip(*(self.envs[i].run(a) for i, a in taken), strict=True)
         env_id = np.array(ids, np.int32)
-        head = [env_id, env_id.copy(), np.array(elapsed, np.int32)]
+        head = [env_id, env_id.copy(), *[np.array(lives, np.int32)] * self.spec.config.episodic_life]
+        head.append(np.array(elapsed, np.int32))
         return [*head, np.array(done), np.array(reward, np.float32), np.array(truncated), np.stack(obs)]
 
     def recv(self) -> tuple[Any, ...]:
-        env_id, players, elapsed, done, reward, truncated, obs = self._recv()
+        env_id, players, *lives, elapsed, done, reward, truncated, obs = self._recv()
         info = {"env_id": env_id, "players": {"env_id": players}, "elapsed_step": elapsed}
+        if lives:
+            info["lives"] = lives[0]
         return obs, reward, done & ~truncated, truncated, info
 
     def step(self, action: np.ndarray, env_id: np.ndarray | None = None) -> tuple[Any, ...]:

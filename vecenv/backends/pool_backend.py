@@ -4,8 +4,9 @@
 
 Three properties of EnvPool shape this class:
 
-- EnvPool resets an env in its first step, and in the step after the end of an episode. So in a round with steps and
-  resets, `pool._send` resets such envs. All other resets go to `pool._reset`.
+- EnvPool resets an env in its first step, and in the step after the end of an episode. So `pool._send` resets such
+  envs. With `episodic_life=True` only this reset continues the game after a lost life, because `pool._reset` begins a
+  new game. Resets of envs within an episode go to `pool._reset`.
 - A synchronous pool (`batch_size == num_envs`) mixes up two batches in flight. So at most one batch is in flight.
 - An asynchronous pool returns exactly `batch_size` results, and waits forever if fewer envs have an action. So hidden
   spare envs fill up a batch.
@@ -109,10 +110,9 @@ class PoolBackend(NativeBackend):
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         asked = self._order if ids is None else ids
         wanted = np.full(len(asked), ops)
-        resets = (wanted == opcodes.RESET) | (wanted == opcodes.RESET_KWARGS)
         if any(args.get("seed") is not None for args in payloads.values()):
             self._rebuild([args["seed"] for _, args in sorted(payloads.items())])
-        forced = resets if resets.all() else resets & ~self._fresh[asked]
+        forced = ((wanted == opcodes.RESET) | (wanted == opcodes.RESET_KWARGS)) & ~self._fresh[asked]
         if not forced.any():
             self._start(asked, opcodes.STEP)
         else:

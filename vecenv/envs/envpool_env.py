@@ -41,6 +41,9 @@ class EnvPoolVectorEnv(BaseVectorEnv):
 
     Rewards are float64, and `info` has a dict per env. Reset finished envs with `reset(ids)` or
     `step(action, reset=ids)`. A step of a finished env raises RuntimeError, because EnvPool would reset the env.
+    With `episodic_life=True`, the reset of an env whose episode is over continues the game, until no life is left.
+    A reset within an episode begins a new game.
+
     Unknown ids and wrong actions (outside a Discrete space, fractions for integers, wrong shapes) raise errors, because
     EnvPool would crash, hang or guess.
 

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from collector import SyncDataCollector
 from tests.support.interrupts import interrupted_at
 from tests.support.paths import ROOT
 from tests.support.pool_double import MISSING, PoolDouble, real_pool
@@ -150,6 +151,59 @@ def test_a_step_outside_of_an_episode_is_refused_and_moves_no_env(make):
         assert elapsed(venv.step([0, 0], others)[4]) == [1, 1]
         assert elapsed(venv.reset(over)[1]) == [0]
         assert elapsed(venv.step([0, 0, 0])[4])[over] == 1
+
+
+def lives_at_ends(n, reset, step, ends=12):
+    """Return the lives of env 0 at the ends of its episodes."""
+    lives, done = [], np.zeros(n, np.bool_)
+    reset()
+    for t in range(9000):
+        if len(lives) == ends:
+            return lives
+        terminated, truncated, found = step(np.full(n, t % 3), done)
+        done = terminated | truncated
+        lives += [int(found)] if done[0] else []
+    raise AssertionError(f"only {lives}")
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("how", ["reset", "step", "facade", "collector"])
+def test_a_game_goes_on_after_a_lost_life_as_in_the_bare_pool(make, how, num_envs):
+    task = {} if make == PoolDouble.make else {"task": "Breakout-v5"}
+    pool, venv = (make(num_envs, episodic_life=True, seed=3, **task) for _ in range(2))
+
+    def bare(action, done):
+        *_, terminated, truncated, infos = pool.step(action.astype(np.int32))
+        return terminated, truncated, infos["lives"][0]
+
+    expected = lives_at_ends(num_envs, pool.reset, bare)
+    assert expected[:6] == [4, 3, 2, 1, 0, 4]
+    with EnvPoolVectorEnv(venv) as venv:
+        if how == "facade":
+            envs = GymnasiumVectorEnv(venv)
+
+            def one(action, done):
+                *_, terminated, truncated, infos = envs.step(action)
+                return terminated, truncated, infos["lives"][0]
+
+            assert lives_at_ends(num_envs, envs.reset, one) == expected
+        elif how == "collector":
+            with SyncDataCollector(venv, frames_per_batch=300 * num_envs, info_keys=["lives"]) as collector:
+                found = []
+                while len(found) < len(expected):
+                    batch = collector.next()
+                    ends = (batch.terminated | batch.truncated)[0]
+                    found += batch.extras["lives"][0][ends].tolist()
+            assert found[: len(expected)] == expected
+        else:
+
+            def one(action, done):
+                if how == "reset" and done.any():
+                    venv.reset(done)
+                *_, terminated, truncated, info = venv.step(action, reset=done if how == "step" else None)
+                return terminated, truncated, info[0]["lives"]
+
+            assert lives_at_ends(num_envs, venv.reset, one) == expected
 
 
 # Calls on which EnvPool would crash or guess.
