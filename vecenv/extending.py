@@ -29,6 +29,7 @@ from vecenv.engine.arguments import (
 from vecenv.engine.mark import LayerMark
 from vecenv.engine.recovery import is_repeated
 from vecenv.envs.gym_env import find_spec
+from vecenv.envs.native_class import NativeClass
 from vecenv.errors import warn_caller
 from vecenv.portability import path_of_descriptor
 from vecenv.ray_cluster import (
@@ -58,17 +59,9 @@ from vecenv.tuning.auto_backend import VECTOR_ENVS
 from vecenv.tuning.repeats import RepeatProbe
 from vecenv.wrappers import check_send_and_recv, resets_in_step, step_with_views
 
-__all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "LayerMark", "Layout", "Leaf", "ObjectLeaf", "RayCluster"]
-__all__ += [
-    "RepeatProbe",
-    "actor_options",
-    "add_note",
-    "as_autoreset",
-    "as_ids",
-    "at_least_one",
-    "batch_actions",
-    "cast_exactly",
-]
+__all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "LayerMark", "Layout", "Leaf", "NativeClass"]
+__all__ += ["ObjectLeaf", "RayCluster", "RepeatProbe"]
+__all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "at_least_one", "batch_actions", "cast_exactly"]
 __all__ += ["cause_of", "check_count", "check_mapping", "check_number", "check_options", "check_resources"]
 __all__ += ["check_seed", "check_send_and_recv", "check_timeout", "common_layout", "connect", "dead_nodes", "end_actor"]
 __all__ += ["ends_soon", "find_spec", "flat", "free_places", "get_record", "is_loss", "is_repeated", "make_actor"]

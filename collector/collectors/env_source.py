@@ -17,6 +17,9 @@ from vecenv.transforms import TransformedVectorEnv
 
 PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
 """Keywords that require a vector env with worker processes."""
+_IF_BY_ID = (
+    "or pass from_gymnasium(envs, resets_by_id=True) if its reset takes options['reset_mask'] and a seed per env"
+)
 
 
 class VectorEnvMaker:
@@ -164,11 +167,14 @@ def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
         )
     if not mixed and not env.resets_alone:
         instead = "use AsyncDataCollector" if env.resets_in_next_step else "make it with autoreset_mode SAME_STEP"
-        raise ValueError(f"{env!r} cannot reset an env between two steps, as a synchronous collector does: {instead}")
+        raise ValueError(
+            f"{env!r} is not known to reset an env between two steps, as a synchronous collector does: {instead}; "
+            f"{_IF_BY_ID}"
+        )
     if cuts and (mixed or not env.resets_by_id):
         raise ValueError(
             f"{env!r} cannot reset an env in the middle of an episode, as max_frames_per_traj demands: give its envs a "
-            "time limit"
+            f"time limit{'' if mixed else '; ' + _IF_BY_ID}"
         )
 
 

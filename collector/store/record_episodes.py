@@ -17,7 +17,16 @@ from collector.store.recorder import EpisodeRecorder
 from collector.store.shard_layout import row_layout
 from collector.store.writer import StoreWriter
 from vecenv import BaseVectorEnv, RowWiseWrapper, nest
-from vecenv.extending import as_autoreset, as_ids, at_least_one, check_number, is_repeated, round_envs, spread_seeds
+from vecenv.extending import (
+    NativeClass,
+    as_autoreset,
+    as_ids,
+    at_least_one,
+    check_number,
+    is_repeated,
+    round_envs,
+    spread_seeds,
+)
 from vecenv.nest import as_array
 
 ASYNC_METHODS = ("reset_async", "reset_wait", "step_async", "step_wait")
@@ -29,6 +38,7 @@ def RecordEpisodes(
     folder: str | os.PathLike[str],
     *,
     autoreset_mode: AutoresetMode | str | None = None,
+    resets_by_id: bool | None = None,
     shard_bytes: int = 2**26,
     shard_seconds: float = 30.0,
     memory: int = 2**33,
@@ -43,6 +53,8 @@ def RecordEpisodes(
         venv: a vector env of vecenv, or a `gymnasium.vector.VectorEnv` in any autoreset mode. The wrapper has the same
             methods and results, but refuses `step_async` and `reset_async`.
         autoreset_mode: mode of a VectorEnv. None uses `metadata["autoreset_mode"]`. Ignored for vector envs of vecenv.
+        resets_by_id: True if the VectorEnv's `reset` takes `options["reset_mask"]` and a seed per env. Default: True for
+            the classes of gymnasium, ALE and vecenv that take both. Ignored for vector envs of vecenv.
         shard_bytes, shard_seconds: finished episodes are committed (written to a shard) when they have this size
             together, or when the first has this age. A kill loses uncommitted episodes.
         memory: maximum bytes of unfinished episodes.
@@ -51,7 +63,8 @@ def RecordEpisodes(
         more: additional JSON entries for the head of the data set.
 
     Episodes are numbered in the order of their ends. An episode is discarded if its env fails, or is closed or reset
-    before the end. `Episode.seed` is the seed of the env's reset, or None.
+    before the end. `Episode.seed` is the seed of the env's reset, or None. It is also None if the seed alone does not
+    repeat the episode, as with a VectorEnv that has one generator for all envs.
 
     `close`, or the end of a `with` block, marks the data set as complete. Closing a wrapper or collector around this
     object does the same. If an exception (also Ctrl-C) leaves the block, or if `close` is never called, finished
@@ -61,7 +74,8 @@ def RecordEpisodes(
 
     - `DatasetError` if the folder cannot be used, if observations or actions are not arrays of numbers with one shape
       in all envs, if an episode's return is not finite, if the disk is full, or if unfinished episodes exceed `memory`.
-    - ValueError for a missing or unknown autoreset mode, and for Dict or Tuple observations with `stack_obs=False`.
+    - ValueError for a missing or unknown autoreset mode, for Dict or Tuple observations with `stack_obs=False`, and in
+      `reset` for a `reset_mask` without `resets_by_id`, because many classes ignore the mask and reset all envs.
     - TypeError if `venv` is not a vector env.
 
     >>> import tempfile, gymnasium
@@ -76,7 +90,7 @@ def RecordEpisodes(
     """
     shard_bytes, memory = at_least_one("shard_bytes", shard_bytes), at_least_one("memory", memory)
     shard_seconds = check_number("shard_seconds", shard_seconds, least=0, infinite=True)
-    wrap, n, spaces = _wrapper_of(venv, autoreset_mode)
+    wrap, n, spaces = _wrapper_of(venv, autoreset_mode, resets_by_id)
     layout = row_layout(*spaces)
     head = make_head(spaces[0][0], spaces[1][0], made_by="RecordEpisodes", **more)
     writer = StoreWriter(folder, head, compress=compress, resume=resume, overwrite=overwrite, reopen=resume)
@@ -86,13 +100,16 @@ def RecordEpisodes(
     return recorded
 
 
-def _wrapper_of(venv: Any, autoreset_mode: AutoresetMode | str | None) -> tuple[Any, int, tuple[Any, Any]]:
+def _wrapper_of(
+    venv: Any, autoreset_mode: AutoresetMode | str | None, resets_by_id: bool | None
+) -> tuple[Any, int, tuple[Any, Any]]:
     if isinstance(venv, VectorEnv):
         mode = autoreset_mode or venv.metadata.get("autoreset_mode")
         if mode is None:
             raise ValueError(f"the metadata of {venv} have no autoreset_mode: pass autoreset_mode=")
         spaces = [venv.single_observation_space], [venv.single_action_space]
-        return partial(RecordedVectorEnv, mode=AutoresetMode(mode)), venv.num_envs, spaces
+        native = NativeClass(venv, resets_by_id)
+        return partial(RecordedVectorEnv, mode=AutoresetMode(mode), native=native), venv.num_envs, spaces
     if not hasattr(venv, "observation_space") or not hasattr(venv, "__len__"):
         raise TypeError(f"RecordEpisodes wraps vector envs of vecenv or gymnasium, got {venv!r}")
     engine = getattr(venv, "engine", None)
@@ -104,9 +121,9 @@ def _wrapper_of(venv: Any, autoreset_mode: AutoresetMode | str | None) -> tuple[
 class RecordedVectorEnv(VectorWrapper):
     """Wrapper that `RecordEpisodes` returns for a gymnasium VectorEnv."""
 
-    def __init__(self, env: Any, recorder: EpisodeRecorder, mode: AutoresetMode) -> None:
+    def __init__(self, env: Any, recorder: EpisodeRecorder, mode: AutoresetMode, native: NativeClass) -> None:
         super().__init__(env)
-        self._recorder, self._mode, self._ids = recorder, mode, range(recorder.n)
+        self._recorder, self._mode, self._native, self._ids = recorder, mode, native, range(recorder.n)
         self._to_reset = np.zeros(0, np.int64)
         """Ids of envs that the next step resets (mode NEXT_STEP)."""
 
@@ -118,12 +135,19 @@ class RecordedVectorEnv(VectorWrapper):
         return getattr(self.env, name)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        mask, seeds = None if options is None else options.get("reset_mask"), spread_seeds(seed, self._ids)
+        mask = None if options is None else options.get("reset_mask")
+        if mask is not None and not self._native.resets_by_id:
+            raise ValueError(
+                f"{type(self.unwrapped).__name__} is not known to reset only the envs in options['reset_mask'], got "
+                f"{mask}: reset all envs, or pass resets_by_id=True to RecordEpisodes if its reset takes the mask and "
+                "a seed per env"
+            )
         ids = np.flatnonzero(np.ones(self.num_envs) if mask is None else mask)
+        seeds = [-1 if each is None else each for each in self._native.seeds(seed, ids.tolist())]
         try:
             obs, infos = self.env.reset(seed=seed, options=options)
-            given = [-1 if seeds[i] is None else seeds[i] for i in ids.tolist()]
-            self._recorder.begin(ids, nest.take(obs, ids), given)
+            self._native.note_reset(infos)
+            self._recorder.begin(ids, nest.take(obs, ids), seeds)
             self._to_reset = np.setdiff1d(self._to_reset, ids)
         except BaseException:
             self._abandon()
@@ -142,6 +166,7 @@ class RecordedVectorEnv(VectorWrapper):
                 recorder.discard(_restarted(infos, self.num_envs))
             ended = recorder.step(None, actions, *rows)
             begun = ended if same_step else self._to_reset  # envs whose rows have the first observation of an episode
+            self._native.check_autoreset(begun, infos)
             if ended.size:
                 recorder.end(ended, self._final_obs(infos, ended) if same_step else nest.take(rows[0], ended))
             if begun.size:
@@ -216,6 +241,7 @@ class RecordedEngine(RowWiseWrapper):
         super().__init__(venv)
         self._recorder, self._seeds = recorder, np.full(recorder.n, -1)
         """Seed of each env's latest reset (by the caller or by autoreset), or -1."""
+        self._seeds_by_id = getattr(venv, "seeds_by_id", True)
         self._in_order = False
         """True if the last call steps all envs without resets, so that a whole batch is ordered by env."""
         self._stored_actions: Any = None
@@ -250,7 +276,7 @@ class RecordedEngine(RowWiseWrapper):
             nest.put(recorder.sent, stepped, rows)
             self._seeds[stepped] = -1 if isinstance(seeds, bool) else seeds
             self._stored_actions = rows
-        if resets:
+        if resets and self._seeds_by_id:
             self._seeds[resets] = [-1 if seed is None else seed for seed in spread_seeds(kwargs.get("seed"), resets)]
 
     def map_reset(self, obs: Any, info: np.ndarray) -> Any:

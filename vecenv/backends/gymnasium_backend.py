@@ -30,6 +30,7 @@ from vecenv.backends.memory.arena import Arena, Layout, Leaf
 from vecenv.errors import ClosedError, EnvContractError, ObservationError
 
 Infos = list[dict[str, Any]]
+FINAL_KEYS = [f"{mask}{key}" for key in ("final_obs", "final_observation", "final_info") for mask in ("", "_")]
 DIRECT = frozenset({"get_env_attr", "has_attr", "set_env_attr", "call", "wrapper_classes"})
 
 
@@ -101,15 +102,12 @@ class NativeBackend(Backend):
 
 
 class GymnasiumBackend(NativeBackend):
-    """Backend that owns the VectorEnv `envs`.
+    """Backend that owns the VectorEnv `envs`. `native`: a `NativeClass` of `envs`."""
 
-    `resets_by_id`: True if `envs.reset` accepts `options["reset_mask"]` and a list with a seed per env.
-    """
-
-    def __init__(self, envs: Any, mode: AutoresetMode, resets_by_id: bool) -> None:
+    def __init__(self, envs: Any, mode: AutoresetMode, native: Any) -> None:
         super().__init__(envs.num_envs, type(envs).__name__)
-        self.mode, self.resets_by_id = mode, resets_by_id
-        self.autoresets = resets_by_id or mode is AutoresetMode.SAME_STEP
+        self.mode, self.native = mode, native
+        self.autoresets = native.resets_by_id or mode is AutoresetMode.SAME_STEP
         self.was_reset = False
         self.over = np.zeros(self.env_num, np.bool_)
         self.begun: tuple[Any, Infos] | None = None
@@ -159,12 +157,13 @@ class GymnasiumBackend(NativeBackend):
         asked = ids.tolist()
         if len(ids) == self.env_num or self._has_begun(ids, payloads):
             return
-        if not self.resets_by_id:
+        if not self.native.resets_by_id:
             instead = "pass no ids"
             if self.mode is AutoresetMode.NEXT_STEP:
                 instead += ", or let the next step reset the envs whose episode is over: step(action, reset=ids)"
             raise ValueError(
-                f"{self.name} cannot reset only some envs (by options['reset_mask']), got reset({asked}): {instead}"
+                f"{self.name} is not known to reset only some envs (by options['reset_mask']), got reset({asked}): "
+                f"{instead}; if it does, pass resets_by_id=True to from_gymnasium"
             )
         if not self.was_reset:
             raise RuntimeError(f"the first reset of {self.name} must be of all envs, got reset({asked})")
@@ -191,15 +190,19 @@ class GymnasiumBackend(NativeBackend):
             nest.put(actions, i, self.some_action)
         obs, reward, terminated, truncated, found = self.envs.step(actions)
         nest.put(arena.obs, ..., self._fitted(obs, self._batch))
-        infos, rewards = split_infos(found, self.env_num), np.array(reward, np.float64)
+        rewards, ends = np.array(reward, np.float64), dict[str, Any]()
+        if self.mode is AutoresetMode.SAME_STEP:
+            found, ends = _without_ends(found)
+        infos = self._split(found)
         rewards[resets] = 0.0
         arena.reward[...] = rewards if rewards.ndim == 1 else 0.0
         arena.terminated[...], arena.truncated[...] = terminated, truncated
         arena.terminated[resets] = arena.truncated[resets] = False
         self.over, self.begun = arena.terminated | arena.truncated, None
         ended, finals, last_obs = np.flatnonzero(self.over), dict[int, Final](), dict[int, Any]()
+        self.native.check_autoreset(ended if self.mode is AutoresetMode.SAME_STEP else resets, found)
         if len(ended) and self.mode is AutoresetMode.SAME_STEP:
-            self.begun = self._split_ends(ended, infos, last_obs)
+            self.begun = self._split_ends(ended, infos, self._split(ends), last_obs)
         if len(ended) and autoreset:
             nest.put(arena.final, ended, nest.take(arena.obs, ended))
             first_infos = self._begin(ended, {})
@@ -207,7 +210,16 @@ class GymnasiumBackend(NativeBackend):
                 infos[i], finals[i] = first_infos[i], Final(None, copy_containers(infos[i]), last_obs.get(i))
         self._answer(range(self.env_num), infos, rewards if rewards.ndim > 1 else None, finals)
 
-    def _split_ends(self, ended: np.ndarray, infos: Infos, last_obs: dict[int, Any]) -> tuple[Any, Infos]:
+    def _split(self, infos: Mapping[Any, Any]) -> Infos:
+        try:
+            return split_infos(infos, self.env_num)
+        except RecursionError:
+            raise EnvContractError(
+                f"{self.name} returned infos that contain themselves, or are nested too deeply, under one of the keys "
+                f"{[key for key, value in infos.items() if isinstance(value, Mapping)]}: remove it from the infos"
+            ) from None
+
+    def _split_ends(self, ended: np.ndarray, infos: Infos, ends: Infos, last_obs: dict[int, Any]) -> tuple[Any, Infos]:
         """In SAME_STEP mode, move last observations of the envs `ended` to their rows, and last infos to `infos`.
 
         `last_obs` gets last observations that lose types in a row (see `is_exact`). Return first observations and infos
@@ -215,19 +227,17 @@ class GymnasiumBackend(NativeBackend):
         """
         obs, first_infos = nest.map(np.copy, self.arena.obs), list(infos)
         for i in ended.tolist():
-            info = first_infos[i] = dict(infos[i])
-            key = "final_obs" if "final_obs" in info else "final_observation"  # gymnasium 0.29 has the second key
-            if key not in info:
+            key = "final_obs" if "final_obs" in ends[i] else "final_observation"  # gymnasium 0.29 has the second key
+            if key not in ends[i]:
                 raise EnvContractError(
                     f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
                 )
-            last = info.pop(key)
+            last = ends[i][key]
             nest.put(self.arena.obs, i, self._fitted(last, self._row))
             if not is_exact(last, self._row, self._row):
                 last_obs[i] = copy_if_possible(last)
-            last_info = info.pop("final_info", None)
-            # In AtariVectorEnv, the last info is also the first info of the next episode.
-            infos[i] = info if last_info is None else last_info
+            # Without a final_info, as in AtariVectorEnv, the first info of the next episode is also the last info.
+            infos[i] = first_infos[i] if (last_info := ends[i].get("final_info")) is None else last_info
         return obs, first_infos
 
     def _has_begun(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> bool:
@@ -239,7 +249,8 @@ class GymnasiumBackend(NativeBackend):
             obs, infos = self.begun
         else:
             obs, found = self.envs.reset(**self._reset_arguments(ids, payloads))
-            obs, infos, self.was_reset = self._fitted(obs, self._batch), split_infos(found, self.env_num), True
+            self.native.note_reset(found)
+            obs, infos, self.was_reset = self._fitted(obs, self._batch), self._split(found), True
         nest.put(self.arena.obs, ids, nest.take(obs, ids))
         self.over[ids] = False
         return infos
@@ -252,10 +263,8 @@ class GymnasiumBackend(NativeBackend):
             mask[ids] = True
             options["reset_mask"] = mask
         seeds = [payloads.get(i, {}).get("seed") for i in range(self.env_num)]
-        if known := [seed for seed in seeds if seed is not None]:
-            # Pass only the first seed if `envs` takes no list, or derives the same seeds (seed + i for env i).
-            is_one = not self.resets_by_id or seeds == list(range(known[0], known[0] + self.env_num))
-            arguments["seed"] = known[0] if is_one else seeds
+        if any(seed is not None for seed in seeds):
+            arguments["seed"] = self.native.seed_argument(seeds, ids.tolist())
         return arguments | ({"options": options} if options else {})
 
     def _fitted(self, obs: Any, layout: Any) -> Any:
@@ -342,6 +351,15 @@ def _steps_and_resets(asked: np.ndarray, ops: int | np.ndarray) -> tuple[np.ndar
     plain = np.broadcast_to(np.asarray(ops) & opcodes.PLAIN, asked.shape)
     resets = (plain == opcodes.RESET) | (plain == opcodes.RESET_KWARGS)
     return np.sort(asked[~resets]), np.sort(asked[resets])
+
+
+def _without_ends(infos: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Split the infos of a step in SAME_STEP mode into infos, and last observations and infos with their masks.
+
+    Some classes return last observations of all envs in each step, and no mask.
+    """
+    ends = {key: infos[key] for key in FINAL_KEYS if key in infos}
+    return {key: value for key, value in infos.items() if key not in ends}, ends
 
 
 def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:

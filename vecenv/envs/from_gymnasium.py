@@ -11,18 +11,7 @@ from vecenv.backends.gymnasium_backend import GymnasiumBackend, library_makes_en
 from vecenv.backends.memory.arena import Leaf, common_layout
 from vecenv.base import BaseVectorEnv
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
-
-_ASYNC = "gymnasium.vector.async_vector_env.AsyncVectorEnv"
-_RESET_BY_ID = frozenset(
-    {
-        _ASYNC,
-        "gymnasium.vector.sync_vector_env.SyncVectorEnv",
-        "vecenv.facades.to_gymnasium.GymnasiumVectorEnv",
-        "vecenv.envs.flatten_agents.FlattenedAgents",
-        "ale_py.vector_env.AtariVectorEnv",
-    }
-)
-"""VectorEnv classes with a `reset` that takes a mask and a seed per env. Subclasses count too."""
+from vecenv.envs.native_class import ASYNC, NativeClass
 
 
 def from_gymnasium(
@@ -64,16 +53,13 @@ def from_gymnasium(
             "ShmemVectorEnv([lambda: gym.make(...)] * n)"
         )
     mode = _checked_mode(envs, autoreset_mode)
-    inner: Any = envs.unwrapped
-    classes = {f"{each.__module__}.{each.__qualname__}" for each in type(inner).__mro__}
-    if _ASYNC in classes and not inner.shared_memory and mode is AutoresetMode.NEXT_STEP:
+    native = NativeClass(envs, resets_by_id)
+    if ASYNC in native.names and not envs.unwrapped.shared_memory and mode is AutoresetMode.NEXT_STEP:
         raise ValueError(
             "an AsyncVectorEnv of gymnasium with shared_memory=False and autoreset_mode NEXT_STEP resets an env again "
             "in the step after its reset: make it with shared_memory=True or another mode"
         )
-    if resets_by_id is None:
-        resets_by_id = not classes.isdisjoint(_RESET_BY_ID) and not getattr(inner, "own_episodes", False)
-    return NativeVectorEnv(envs, mode, resets_by_id)
+    return NativeVectorEnv(envs, mode, native)
 
 
 def _checked_mode(envs: Any, autoreset_mode: AutoresetMode | str | None) -> AutoresetMode:
@@ -100,15 +86,17 @@ class NativeVectorEnv(BaseVectorEnv):
 
     steps_together = True
 
-    def __init__(self, envs: Any, mode: AutoresetMode, resets_by_id: bool) -> None:
+    def __init__(self, envs: Any, mode: AutoresetMode, native: NativeClass) -> None:
         self._name = type(envs.unwrapped).__name__
-        self.resets_by_id = resets_by_id
+        self.resets_by_id = native.resets_by_id
         """True if `reset` can reset some envs at any time."""
-        self.resets_alone = resets_by_id or mode is AutoresetMode.SAME_STEP
+        self.seeds_by_id = native.seeds_by_id
+        """True if the seed of an env repeats its episode."""
+        self.resets_alone = native.resets_by_id or mode is AutoresetMode.SAME_STEP
         """True if `reset(ids)` can reset finished envs without the others."""
         self.resets_in_next_step = mode is AutoresetMode.NEXT_STEP
         """True if the next step can reset finished envs."""
-        self._backend = backend = GymnasiumBackend(envs, mode, resets_by_id)
+        self._backend = backend = GymnasiumBackend(envs, mode, native)
         super().__init__([library_makes_env] * backend.env_num, backend=backend, strict=True)
 
     @property

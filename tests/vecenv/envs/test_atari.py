@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -11,8 +12,9 @@ from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 
+from collector import Dataset, RecordEpisodes
 from tests.support.backends import FULL
-from vecenv import AtariVectorEnv
+from vecenv import AtariVectorEnv, EnvContractError, GymnasiumVectorEnv, from_gymnasium
 from vecenv.envs.atari_env import _rom
 
 SHORT = {"max_num_frames_per_episode": 40, "noop_max": 1}
@@ -187,6 +189,69 @@ def test_actions_on_which_ale_would_wait_without_an_end_are_errors(make):
     assert envs.step(np.zeros((2, 3)))[1].shape == (2,)  # cast to the dtype of the space
     with pytest.raises(ValueError, match=r"shape \(2,\), expected \(2, 3\)"):
         envs.step(np.zeros(2))
+
+
+MAKERS = {
+    "ale": AleVectorEnv,
+    "ours": AtariVectorEnv,
+    "make_vec": lambda game, n, **options: gym.make_vec(f"ALE/{game.title()}-v5", n, **options),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("record", [False, True])
+def test_a_lost_life_that_resets_no_game_is_an_error_that_says_how_to_end_episodes(maker, mode, record, tmp_path):
+    """With life_loss_info, ale-py 0.12.1 sets `terminated`, and the next row is a step of the same game."""
+    options = {"autoreset_mode": AutoresetMode(mode), "life_loss_info": True}
+    message = "ALE .*not reset .* life_loss_info=True: make the VectorEnv with life_loss_info=False and read infos"
+
+    def play(envs):
+        envs = (
+            RecordEpisodes(envs, tmp_path) if record else GymnasiumVectorEnv(from_gymnasium(envs), autoreset_mode=mode)
+        )
+        with closing(envs):
+            envs.reset(seed=0)
+            for t in range(200):
+                envs.step(np.full(2, t % 2 * 2))
+            raise AssertionError("no life was lost")
+
+    envs = MAKERS[maker]("breakout", 2, **options)
+    with closing(envs), pytest.raises((ValueError, EnvContractError), match=message):
+        play(envs)
+
+
+@FULL
+@pytest.mark.parametrize("maker", MAKERS)
+def test_games_that_end_with_a_lost_life_are_recorded_whole(maker, tmp_path):
+    with RecordEpisodes(MAKERS[maker]("breakout", 2, episodic_life=True), tmp_path) as envs:
+        envs.reset(seed=0)
+        for t in range(200):
+            envs.step(np.full(2, t % 2 * 2))
+    assert len(Dataset(tmp_path)) > 4
+
+
+@pytest.mark.parametrize("maker", ["ale", "ours"])
+def test_seeds_of_some_envs_reach_the_games_that_they_are_for(maker, tmp_path):
+    def frames(info):
+        return [row["episode_frame_number"] for row in info]
+
+    seeds = [5, 60, 700]
+    with from_gymnasium(MAKERS[maker]("breakout", 3)) as venv:
+        first = frames(venv.reset(seed=seeds)[1])  # each seed starts with another number of random moves
+        assert len(set(first)) > 1
+        venv.step([0, 0, 0])
+        assert frames(venv.reset([2, 0], seed=[700, 5])[1]) == [first[2], first[0]]
+        assert frames(venv.reset(seed=seeds[::-1])[1]) == first[::-1]
+        venv.set_seed(1)
+    mask = np.array([False, True, True])
+    with RecordEpisodes(MAKERS[maker]("breakout", 3, **SHORT), tmp_path) as envs:
+        envs.reset()
+        envs.reset(seed=7, options={"reset_mask": mask})
+        for _ in range(10):
+            envs.step(np.zeros(3, np.int64))
+    found = {episode.env_id: episode.seed for episode in Dataset(tmp_path)}
+    assert found == {0: None, 1: 7, 2: 8} if maker == "ale" else found == {0: None, 1: 8, 2: 9}
 
 
 def test_what_ale_cannot_do_is_refused():

@@ -159,7 +159,7 @@ def test_what_envs_that_step_together_cannot_do_is_an_error_that_says_what_to_do
         with pytest.raises(ValueError, match=r"steps its 3 envs together: .* got actions for \[0, 2\] only"):
             venv.step([0, 1], [0, 2])
         advice = "pass no ids, or let the next step reset the envs whose episode is over"
-        with pytest.raises(ValueError, match=rf"cannot reset only some envs .* got reset\(\[1\]\): {advice}"):
+        with pytest.raises(ValueError, match=rf"is not known to reset only some envs .* got reset\(\[1\]\): {advice}"):
             venv.reset(1)
         with pytest.raises(ValueError, match=r"whose episode ended in the previous step: \[\], got reset=\[1\]"):
             venv.step([0, 1, 0], reset=[1])
@@ -180,7 +180,7 @@ def test_what_envs_that_step_together_cannot_do_is_an_error_that_says_what_to_do
             venv.step([0] * N, reset=[1])
     with native("Disabled", resets_by_id=False) as venv:
         venv.reset()
-        with pytest.raises(ValueError, match=r"got reset\(\[0\]\): pass no ids$"):
+        with pytest.raises(ValueError, match=r"got reset\(\[0\]\): pass no ids; if it does, pass resets_by_id"):
             venv.reset([0])
 
 
@@ -244,7 +244,7 @@ def test_seeds_and_options_of_resets() -> None:
     with from_gymnasium(cartpoles()) as left, from_gymnasium(cartpoles()) as right:
         left.set_seed(4), right.set_seed(4)  # all envs share a random stream
         np.testing.assert_array_equal(left.step([0, 1, 0])[0], right.step([0, 1, 0])[0])
-        with pytest.raises(ValueError, match="cannot reset only some envs"):
+        with pytest.raises(ValueError, match="is not known to reset only some envs"):
             left.seed([1, None, 2])
     with native("NextStep") as venv:
         venv.reset(options={"t": 2})
@@ -393,7 +393,7 @@ def test_the_async_collector_takes_native_vector_envs() -> None:
 def test_each_collector_says_which_vector_envs_it_takes() -> None:
     with pytest.raises(ValueError, match="use AsyncDataCollector"):
         SyncDataCollector(cartpoles(), frames_per_batch=9)
-    message = "make it with autoreset_mode SAME_STEP"
+    message = "make it with autoreset_mode SAME_STEP; or pass from_gymnasium\\(envs, resets_by_id=True\\) if its reset"
     with native("Disabled", resets_by_id=False) as venv, pytest.raises(ValueError, match=message):
         SyncDataCollector(venv, frames_per_batch=8)
     with pytest.raises(ValueError, match="use SyncDataCollector, or autoreset_mode NEXT_STEP"):
@@ -452,6 +452,41 @@ class WithoutFinalObs(SyncVectorEnv):
         *rows, infos = super().step(actions)
         infos.pop("final_obs", None)
         return *rows, infos
+
+
+class LastOfAll(SyncVectorEnv):
+    """Return the last observations of all envs: in each step, as gymnax 1.0.1, or if one ends, as ALE 0.12.1."""
+
+    def __init__(self, key: str, always: bool, **options: Any) -> None:
+        super().__init__(counting(infos=False), autoreset_mode="SameStep", **options)
+        self.key, self.always = key, always
+
+    def step(self, actions: Any) -> Any:
+        obs, *rest, infos = super().step(actions)
+        last = infos.pop("final_obs", obs)
+        infos = {key: value for key, value in infos.items() if "final" not in key}
+        if self.always or last is not obs:
+            infos[self.key] = np.array([now if row is None else row for now, row in zip(obs, last, strict=True)])
+        return obs, *rest, infos
+
+
+@pytest.mark.parametrize(("key", "always"), [("final_observation", True), ("final_obs", False)])
+def test_infos_have_a_last_observation_only_of_envs_whose_episode_ended(key: str, always: bool) -> None:
+    with from_gymnasium(LastOfAll(key, always)) as venv, DummyVectorEnv(counting(infos=False)) as plain:
+        assert_same(drive(venv, "reset"), drive(plain, "reset"))
+    with from_gymnasium(LastOfAll(key, always)) as venv, DummyVectorEnv(counting(infos=False)) as plain:
+        assert_same(drive(venv, "autoreset"), drive(plain, "autoreset"))
+
+
+def test_infos_that_contain_themselves_are_an_error_that_names_the_key() -> None:
+    infos: dict[str, Any] = {"deep": {}, "flat": 1}
+    infos["deep"]["again"] = infos["deep"]
+    with from_gymnasium(Odd(np.ones((2, 2)), infos)) as venv:
+        venv.reset()
+        with pytest.raises(
+            EnvContractError, match=r"Odd returned infos that contain themselves.*\['deep'\]: remove it"
+        ):
+            venv.step([0, 1])
 
 
 def test_an_env_that_ends_an_episode_in_same_step_mode_without_a_final_obs_breaks_the_contract() -> None:
