@@ -178,6 +178,14 @@ def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
         )
 
 
+def check_seeds_by_id(env: Any) -> None:
+    if not getattr(env, "seeds_by_id", True):
+        raise ValueError(
+            f"{env!r} is not known to seed each env alone, as episode_seeds demand: pass a list of functions that each "
+            f"make one env, {_IF_BY_ID}"
+        )
+
+
 def check_step_count(observation_spaces: Sequence[Any]) -> None:
     for env_id, space in enumerate(observation_spaces):
         if isinstance(space, spaces.Dict) and "step_count" in space.spaces:

@@ -53,8 +53,8 @@ def RecordEpisodes(
         venv: a vector env of vecenv, or a `gymnasium.vector.VectorEnv` in any autoreset mode. The wrapper has the same
             methods and results, but refuses `step_async` and `reset_async`.
         autoreset_mode: mode of a VectorEnv. None uses `metadata["autoreset_mode"]`. Ignored for vector envs of vecenv.
-        resets_by_id: True if the VectorEnv's `reset` takes `options["reset_mask"]` and a seed per env. Default: True for
-            the classes of gymnasium, ALE and vecenv that take both. Ignored for vector envs of vecenv.
+        resets_by_id: True if a VectorEnv's `reset` takes `options["reset_mask"]` and a seed per env. Default: True for
+            classes of gymnasium, ALE and vecenv that take both. Ignored for vector envs of vecenv.
         shard_bytes, shard_seconds: finished episodes are committed (written to a shard) when they have this size
             together, or when the first has this age. A kill loses uncommitted episodes.
         memory: maximum bytes of unfinished episodes.

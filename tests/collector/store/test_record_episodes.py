@@ -357,3 +357,76 @@ def test_tensors_are_stored_as_arrays(tmp_path: Path) -> None:
             if step % 2 and (done := terminated | truncated).any():
                 venv.reset(done)
     assert len(assert_whole(Dataset(tmp_path / "b"))) > 20
+
+
+class Unknown(gymnasium.vector.VectorEnv):
+    """VectorEnv of a class that vecenv does not know. Its reset takes a mask and a seed per env."""
+
+    def __init__(self, mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> None:
+        self.inner = gymnasium.vector.SyncVectorEnv(env_fns(), autoreset_mode=mode)
+        self.num_envs, self.metadata = N, self.inner.metadata
+        self.single_observation_space = self.inner.single_observation_space
+        self.observation_space, self.action_space = self.inner.observation_space, self.inner.action_space
+        self.single_action_space = self.inner.single_action_space
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self.inner.reset(**kwargs)
+
+    def step(self, actions: Any) -> Any:
+        return self.inner.step(actions)
+
+
+def cartpoles() -> Any:
+    """Return envs that share a generator, and whose reset ignores the mask."""
+    return gymnasium.make_vec("CartPole-v1", N, vectorization_mode="vector_entry_point")
+
+
+def test_a_mask_that_a_vector_env_may_ignore_is_refused_unless_the_caller_knows_better(tmp_path: Path) -> None:
+    with RecordEpisodes(cartpoles(), tmp_path / "a") as envs:
+        envs.reset(seed=0)
+        state = envs.unwrapped.state.copy()
+        with pytest.raises(ValueError, match="CartPoleVectorEnv is not known to reset only .* pass resets_by_id=True"):
+            envs.reset(options={"reset_mask": np.arange(N) == 1})
+        np.testing.assert_array_equal(envs.unwrapped.state, state)
+    with RecordEpisodes(Unknown(AutoresetMode.DISABLED), tmp_path / "b", resets_by_id=True) as envs:
+        play(envs, AutoresetMode.DISABLED)
+    found = assert_whole(Dataset(tmp_path / "b"))
+    assert len(found) > 30
+    assert [found[env, 0].seed for env in range(N)] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("make", "seeds"),
+    [
+        (cartpoles, None),
+        (lambda: from_gymnasium(cartpoles()), None),
+        (lambda: GymnasiumVectorEnv(from_gymnasium(cartpoles())), None),
+        (Unknown, None),
+        (lambda: from_gymnasium(Unknown()), None),
+        (lambda: from_gymnasium(Unknown(), resets_by_id=True), [5, 6, 7]),
+        (lambda: GymnasiumVectorEnv(from_gymnasium(gymnasium.vector.SyncVectorEnv(env_fns()))), [5, 6, 7]),
+    ],
+    ids=["shared", "native", "facade", "unknown", "unknown native", "known to the caller", "known"],
+)
+def test_a_seed_is_stored_only_if_it_repeats_the_episode(make: Any, seeds: list[int] | None, tmp_path: Path) -> None:
+    with RecordEpisodes(make(), tmp_path) as envs:
+        envs.reset(seed=5)
+        over = np.zeros(N, np.bool_)
+        for _ in range(60):
+            ours = {} if isinstance(envs, gymnasium.vector.VectorEnv) else {"reset": over}
+            _, _, terminated, truncated, _ = envs.step(np.zeros(N, np.int64), **ours)
+            over = terminated | truncated
+    first = {episode.env_id: episode.seed for episode in reversed(list(Dataset(tmp_path)))}
+    assert [first[env] for env in range(N)] == (seeds or [None] * N)
+
+
+def test_agents_of_one_game_have_no_seed_of_their_own(tmp_path: Path) -> None:
+    pytest.importorskip("pettingzoo")
+    from tests.support.agent_envs import Herd
+    from vecenv import ParallelVectorEnv, flatten_agents
+
+    with RecordEpisodes(flatten_agents(ParallelVectorEnv([Herd] * 2, "dummy")), tmp_path) as envs:
+        envs.reset(seed=5)
+        for _ in range(20):
+            envs.step(np.zeros(envs.num_envs, np.int64))
+    assert {episode.seed for episode in Dataset(tmp_path)} == {None}

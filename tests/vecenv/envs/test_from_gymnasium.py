@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from collector import AsyncDataCollector, SyncDataCollector, rollout
+from collector import AsyncDataCollector, EpisodeSeeds, SyncDataCollector, rollout
 from tests.support.backends import FULL
 from tests.support.gymnasium_cases import Foreign, Reports, assert_same
 from vecenv import (
@@ -396,6 +396,9 @@ def test_each_collector_says_which_vector_envs_it_takes() -> None:
     message = "make it with autoreset_mode SAME_STEP; or pass from_gymnasium\\(envs, resets_by_id=True\\) if its reset"
     with native("Disabled", resets_by_id=False) as venv, pytest.raises(ValueError, match=message):
         SyncDataCollector(venv, frames_per_batch=8)
+    seeds = EpisodeSeeds(0, numbers=range(3))
+    with native("SameStep", resets_by_id=False) as venv, pytest.raises(ValueError, match="to seed each env alone"):
+        SyncDataCollector(venv, frames_per_batch=8, episode_seeds=seeds)
     with pytest.raises(ValueError, match="use SyncDataCollector, or autoreset_mode NEXT_STEP"):
         AsyncDataCollector(SyncVectorEnv(counting(), autoreset_mode="SameStep"), frames_per_batch=9)
 
