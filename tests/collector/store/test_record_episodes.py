@@ -385,7 +385,7 @@ def test_a_mask_that_a_vector_env_may_ignore_is_refused_unless_the_caller_knows_
     with RecordEpisodes(cartpoles(), tmp_path / "a") as envs:
         envs.reset(seed=0)
         state = envs.unwrapped.state.copy()
-        with pytest.raises(ValueError, match="CartPoleVectorEnv is not known to reset only .* pass resets_by_id=True"):
+        with pytest.raises(ValueError, match=r"CartPoleVectorEnv is not known to reset only .* pass resets_by_id=True"):
             envs.reset(options={"reset_mask": np.arange(N) == 1})
         np.testing.assert_array_equal(envs.unwrapped.state, state)
     with RecordEpisodes(Unknown(AutoresetMode.DISABLED), tmp_path / "b", resets_by_id=True) as envs:
