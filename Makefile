@@ -41,8 +41,9 @@ test-slow: $(VENV)/.installed-slow  ## run all tests without Ray, the slow ones 
 test-ray: $(VENV)/.installed-dev  ## run the tests on Ray clusters that `make test` leaves out
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "ray and not slow"
 
-test-pythons:  ## run the quick tier with each supported Python that is installed, and name the missing ones
-	.ci/test-pythons $(SUPPORTED)
+TIER ?= test
+test-pythons:  ## run TIER=test (or test-slow, ...) with each supported Python that is installed, and name the missing ones
+	TIER=$(TIER) .ci/test-pythons $(SUPPORTED)
 
 test-oldest:  ## run the quick tier with the oldest Python and the oldest version of each dependency that setup.cfg allows
 	$(MAKE) --no-print-directory test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt \

@@ -28,7 +28,7 @@ PACKAGES = {
     "ALE": "ale-py",
     "PettingZoo": "pettingzoo",
     "dm_control": "dm-control",
-    "EnvPool": "envpool",
+    "EnvPool (1.2.5 on Python 3.11)": "envpool",
 }
 SUITES: dict[str, Any] = {
     "gymnasium": partial(gymnasium.make, "CartPole-v1"),
