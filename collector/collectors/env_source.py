@@ -178,11 +178,11 @@ def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
         )
 
 
-def check_seeds_by_id(env: Any) -> None:
-    if not getattr(env, "seeds_by_id", True):
+def check_separate_envs(env: Any) -> None:
+    if getattr(env, "steps_together", False) or getattr(env, "seeds_together", False):
         raise ValueError(
-            f"{env!r} is not known to seed each env alone, as episode_seeds demand: pass a list of functions that each "
-            f"make one env, {_IF_BY_ID}"
+            f"{env!r} steps or seeds all envs together, but episode_seeds give each env its own seed when its episode "
+            "ends: pass a list of functions that each make one env"
         )
 
 

@@ -21,7 +21,7 @@ from collector.collectors.batch_source import BatchSource, Loops
 from collector.collectors.collector_config import CollectorConfig
 from collector.collectors.env_source import (
     VectorEnvMaker,
-    check_seeds_by_id,
+    check_separate_envs,
     check_synchronous,
     is_wrapped,
     make_vector_env,
@@ -157,7 +157,7 @@ class SyncDataCollector(BaseCollector):
         check_synchronous(self.env, self._name_in_errors, cuts=self._config.max_frames_per_traj > 0)
         if self._config.is_seeded:
             check_send_and_recv(self.env, "a collector with episode_seeds")
-            check_seeds_by_id(self.env)
+            check_separate_envs(self.env)
 
     def _make_loops(self, parts: LoopParts) -> Loops:
         episodes = EpisodeLoop(parts)

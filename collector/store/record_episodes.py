@@ -81,7 +81,7 @@ def RecordEpisodes(
     >>> import tempfile, gymnasium
     >>> from collector import Dataset
     >>> folder = tempfile.mkdtemp()
-    >>> with RecordEpisodes(gymnasium.make_vec("CartPole-v1", 2), folder) as envs:
+    >>> with RecordEpisodes(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"), folder) as envs:
     ...     obs, infos = envs.reset(seed=0)
     ...     for _ in range(100):
     ...         obs, *rest = envs.step(envs.action_space.sample())

@@ -92,6 +92,8 @@ class Backend(ABC):
     num_workers: int
     autoresets: bool = False
     """True if a step can also reset envs when their episodes end (`opcodes.AUTORESET`)."""
+    seeds_autoresets = True
+    """True if these resets take seeds from the arena."""
     takes_objects: bool = True
     """True if an action may be any object. If False, an action has the dtype of its space."""
     hosts_here: bool = False

@@ -37,7 +37,7 @@ DIRECT = frozenset({"get_env_attr", "has_attr", "set_env_attr", "call", "wrapper
 class NativeBackend(Backend):
     """Backend for envs that a library's object in this process steps together. `name`: the object's name in errors."""
 
-    takes_objects, hosts_here = False, True
+    takes_objects, hosts_here, seeds_autoresets = False, True, False
     resets_with: tuple[str, ...] = ("seed", "options")
 
     def __init__(self, env_num: int, name: str, num_workers: int = 1) -> None:

@@ -290,13 +290,21 @@ class Engine:
         return plain
 
     def _set_reset_seeds(self, rows: Any, seeds: Any) -> None:
-        """Record the seeds (True: no seeds) for autoresets. Raise TypeError if the backend has no autoreset."""
+        """Record the seeds (True: no seeds) for autoresets. Raise TypeError if the backend has no autoreset, or if its
+        autoreset takes no seeds.
+        """
         if not self.autoresets:
             raise TypeError(
                 f"{self._name} cannot reset an env in the round of its last step (autoreset=True); use reset(id), or "
                 "step(action, reset=terminated | truncated) in the next round"
             )
-        if (given := seeds.__class__ is np.ndarray) or self._seeded:
+        given = seeds.__class__ is np.ndarray
+        if given and not self.backend.seeds_autoresets and seeds.max(initial=-1) >= 0:
+            raise TypeError(
+                f"{self._name} cannot seed an env in the round of its last step (autoreset={seeds.tolist()}); use "
+                "autoreset=True, or reset(id, seed=...)"
+            )
+        if given or self._seeded:
             self.arena.seed[rows], self._seeded = seeds if given else -1, True
 
     def _start_resets(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> None:

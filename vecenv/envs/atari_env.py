@@ -44,6 +44,7 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         - Rewards are float64.
         - `infos` has a mask `_key` for each `key`. In SAME_STEP mode, `final_obs` is an object array. `final_info` is
           empty, because ALE drops the infos of an episode's last step.
+        - `life_loss_info=True` raises ValueError in SAME_STEP mode, because ALE returns a wrong `final_obs`.
         - A seed is an int s (env i gets s + i) or a list with a seed per env. Seeds are taken modulo 2**31.
         - Actions of a wrong shape raise ValueError. So do Discrete actions outside the space, because ALE would hang.
           Discrete actions that are not integers raise TypeError.
@@ -75,6 +76,11 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         num_envs = check_count("num_envs", num_envs)
         if kwargs.get("batch_size", 0) != 0:  # 0 means all envs in ALE
             kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], num_envs)
+        if kwargs.get("life_loss_info") and mode is AutoresetMode.SAME_STEP:
+            raise ValueError(
+                "with life_loss_info=True, ALE's final_obs after a lost life is not the last observation: make the "
+                "AtariVectorEnv with autoreset_mode NEXT_STEP, or with episodic_life=True instead"
+            )
         self.metadata = {}  # a new dict, because ALE writes into it
         self.closed = True  # until it is open, because `VectorEnv.__del__` of gymnasium 1.2 closes it
         self._was_reset = self._was_sent = False

@@ -56,6 +56,8 @@ class EnvPoolVectorEnv(BaseVectorEnv):
     'vecenv[envpool]'`.
     """
 
+    seeds_together = True
+
     def __init__(self, pool: Any) -> None:
         check_pool(pool)
         backend = PoolBackend(pool)

@@ -54,7 +54,8 @@ def from_gymnasium(
         )
     mode = _checked_mode(envs, autoreset_mode)
     native = NativeClass(envs, resets_by_id)
-    if ASYNC in native.names and not envs.unwrapped.shared_memory and mode is AutoresetMode.NEXT_STEP:
+    inner: Any = envs.unwrapped
+    if ASYNC in native.names and not inner.shared_memory and mode is AutoresetMode.NEXT_STEP:
         raise ValueError(
             "an AsyncVectorEnv of gymnasium with shared_memory=False and autoreset_mode NEXT_STEP resets an env again "
             "in the step after its reset: make it with shared_memory=True or another mode"

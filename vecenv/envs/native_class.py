@@ -41,9 +41,9 @@ class NativeClass:
         agents = hasattr(inner, "own_episodes")  # FlattenedAgents
         if resets_by_id is None:
             resets_by_id = not self.names.isdisjoint(_RESETS_BY_ID) and not (agents and inner.own_episodes)
-        self.resets_by_id = resets_by_id
-        """True if `reset` takes `options["reset_mask"]` and a seed per env."""
         below = getattr(inner, "venv", None)  # of a facade
+        self.resets_by_id = resets_by_id = resets_by_id and getattr(below, "resets_by_id", True)
+        """True if `reset` takes `options["reset_mask"]` and a seed per env."""
         self.seeds_by_id = resets_by_id and not agents and getattr(below, "seeds_by_id", True)
         """True if a row's seed alone repeats the row. False if rows share a generator, or are agents of one game."""
         self._num_envs = envs.num_envs

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from collector import SyncDataCollector
+from collector import EpisodeSeeds, SyncDataCollector
 from tests.support.interrupts import interrupted_at
 from tests.support.paths import ROOT
 from tests.support.pool_double import MISSING, PoolDouble, real_pool
@@ -251,6 +251,12 @@ def test_the_seeds_of_a_reset_are_those_that_a_pool_can_be_made_with(make):
         np.testing.assert_array_equal(starts[0], venv.reset(seed=[2**31 + 7, 8, 2**40 + 9])[0])  # modulo 2**31
         runs = [[venv.reset(seed=11), *run(venv, 30)][1:] for _ in range(2)]
         np.testing.assert_equal(runs[0], runs[1])
+
+
+def test_numbered_episodes_are_refused_before_a_pool_steps(make):
+    seeds = EpisodeSeeds(0, numbers=range(4))
+    with EnvPoolVectorEnv(make(2)) as venv, pytest.raises(ValueError, match="steps or seeds all envs together, but ep"):
+        SyncDataCollector(venv, frames_per_batch=8, episode_seeds=seeds)
 
 
 def test_a_reset_with_seeds_makes_a_new_pool_and_closes_the_old_one():

@@ -246,6 +246,11 @@ def test_seeds_and_options_of_resets() -> None:
         np.testing.assert_array_equal(left.step([0, 1, 0])[0], right.step([0, 1, 0])[0])
         with pytest.raises(ValueError, match="is not known to reset only some envs"):
             left.seed([1, None, 2])
+    with native("SameStep") as venv:
+        venv.reset()
+        with pytest.raises(TypeError, match=r"cannot seed an env in the round of its last step \(autoreset=\[5, -1, 6"):
+            venv.step([0] * N, autoreset=[5, -1, 6, 7])
+        assert venv.step([0] * N, autoreset=[-1] * N)[0][:, 2].tolist() == [1] * N
     with native("NextStep") as venv:
         venv.reset(options={"t": 2})
         assert venv.step([0] * N)[0][:, 2].tolist() == [3] * N
@@ -397,8 +402,12 @@ def test_each_collector_says_which_vector_envs_it_takes() -> None:
     with native("Disabled", resets_by_id=False) as venv, pytest.raises(ValueError, match=message):
         SyncDataCollector(venv, frames_per_batch=8)
     seeds = EpisodeSeeds(0, numbers=range(3))
-    with native("SameStep", resets_by_id=False) as venv, pytest.raises(ValueError, match="to seed each env alone"):
-        SyncDataCollector(venv, frames_per_batch=8, episode_seeds=seeds)
+    for mode in MODES:
+        with (
+            native(mode) as venv,
+            pytest.raises(ValueError, match="steps or seeds all envs together, but episode_seeds"),
+        ):
+            SyncDataCollector(venv, frames_per_batch=8, episode_seeds=seeds)
     with pytest.raises(ValueError, match="use SyncDataCollector, or autoreset_mode NEXT_STEP"):
         AsyncDataCollector(SyncVectorEnv(counting(), autoreset_mode="SameStep"), frames_per_batch=9)
 
