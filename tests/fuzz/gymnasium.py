@@ -13,7 +13,15 @@ from hypothesis.stateful import initialize, rule
 
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import ACTIONS, SPACES, assert_same, draw, make_env, stacked
-from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv, ThreadVectorEnv, VectorEnvWrapper
+from vecenv import (
+    AsyncVectorEnv,
+    DummyVectorEnv,
+    GymnasiumVectorEnv,
+    SyncVectorEnv,
+    ThreadVectorEnv,
+    VectorEnvWrapper,
+    from_gymnasium,
+)
 
 N = 4
 OURS: dict[str, Any] = {
@@ -23,6 +31,9 @@ OURS: dict[str, Any] = {
     "shmem, one worker": partial(AsyncVectorEnv, num_workers=1),
     "threads": lambda env_fns, **options: GymnasiumVectorEnv(ThreadVectorEnv(env_fns), **options),
     "views": lambda env_fns, **options: GymnasiumVectorEnv(DummyVectorEnv(env_fns, copy=False), **options),
+    "native": lambda env_fns, **options: GymnasiumVectorEnv(
+        from_gymnasium(gymnasium.vector.SyncVectorEnv(env_fns, **options)), **options
+    ),
     "wrapper": lambda env_fns, **options: GymnasiumVectorEnv(VectorEnvWrapper(DummyVectorEnv(env_fns)), **options),
 }
 WRAPPERS: dict[str, Any] = {
@@ -68,6 +79,11 @@ class Fuzz(Program):
         self.n, self.actions, self.mode = n, ACTIONS[actions], mode
         if ours == "wrapper" and settings["space"] == "scalar":
             settings["space"] = "floats"  # a wrapper hands on batches, which do not tell a scalar from an array
+        self.casts = ours == "native"  # actions are cast to the dtype of their space
+        if ours == "native":  # takes arrays only
+            settings["space"] = "image" if settings["space"] in ("text", "sequence", "dict") else settings["space"]
+            actions = actions if actions in ("discrete", "multi") else "box"
+            self.actions = ACTIONS[actions]
         env_fns = [partial(make_env, i, actions=actions, **settings) for i in range(n)]
         self.both = [
             gymnasium.vector.SyncVectorEnv(env_fns, autoreset_mode=mode),
@@ -138,6 +154,7 @@ class Fuzz(Program):
             self.compare(lambda envs: envs.reset(options={"reset_mask": mask.copy()}))
             self.over[:] = False
             return
+        form = "batch" if self.casts else form
         rng = np.random.default_rng(action)
         rows = [draw(self.actions, rng) for _ in range(self.n)]
         batch = stacked(self.actions, rows)
