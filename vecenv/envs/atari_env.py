@@ -76,7 +76,8 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         num_envs = check_count("num_envs", num_envs)
         if kwargs.get("batch_size", 0) != 0:  # 0 means all envs in ALE
             kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], num_envs)
-        if kwargs.get("life_loss_info") and mode is AutoresetMode.SAME_STEP:
+        goes_on = kwargs.get("life_loss_info") and not kwargs.get("episodic_life")
+        if goes_on and mode is AutoresetMode.SAME_STEP:
             raise ValueError(
                 "with life_loss_info=True, ALE's final_obs after a lost life is not the last observation: make the "
                 "AtariVectorEnv with autoreset_mode NEXT_STEP, or with episodic_life=True instead"

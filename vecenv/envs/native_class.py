@@ -11,14 +11,15 @@ from vecenv.engine.arguments import spread_seeds
 from vecenv.errors import EnvContractError
 
 ASYNC = "gymnasium.vector.async_vector_env.AsyncVectorEnv"
+_AGENTS = "vecenv.envs.flatten_agents.FlattenedAgents"
 _ALE = "ale_py.vector_env.AtariVectorEnv"
 _RESETS_BY_ID = frozenset(
     {
         ASYNC,
+        _AGENTS,
         _ALE,
         "gymnasium.vector.sync_vector_env.SyncVectorEnv",
         "vecenv.facades.to_gymnasium.GymnasiumVectorEnv",
-        "vecenv.envs.flatten_agents.FlattenedAgents",
     }
 )
 """VectorEnv classes with a `reset` that takes a mask and a seed per env. Subclasses count too."""
@@ -38,7 +39,7 @@ class NativeClass:
     def __init__(self, envs: Any, resets_by_id: bool | None = None) -> None:
         inner = envs.unwrapped
         self.names = {f"{each.__module__}.{each.__qualname__}" for each in type(inner).__mro__}
-        agents = hasattr(inner, "own_episodes")  # FlattenedAgents
+        agents = _AGENTS in self.names
         if resets_by_id is None:
             resets_by_id = not self.names.isdisjoint(_RESETS_BY_ID) and not (agents and inner.own_episodes)
         below = getattr(inner, "venv", None)  # of a facade
@@ -48,7 +49,7 @@ class NativeClass:
         """True if a row's seed alone repeats the row. False if rows share a generator, or are agents of one game."""
         self._num_envs = envs.num_envs
         self._is_ale = _ALE in self.names
-        if self._is_ale and _ale_arguments(inner).get("life_loss_info"):
+        if self._is_ale and _loses_lives(inner):
             raise ValueError(f"ALE does not reset a game after a lost life with life_loss_info=True: {_LIFE_LOSS}")
         self._seeds_reset_envs_only = type(inner).__module__ == "ale_py.vector_env"
         """True if `reset` takes an array with a seed for each env in the mask, instead of a list for all envs."""
@@ -65,17 +66,16 @@ class NativeClass:
 
     def seed_argument(self, seeds: Sequence[int | None], ids: Sequence[int]) -> Any:
         """Return `seed` for a reset of the envs `ids`, where env i gets `seeds[i]`."""
-        given = [seed for seed in seeds if seed is not None]
-        # Pass only the first seed if `reset` takes no list, or derives the same seeds (seed + i for env i).
-        if not self.resets_by_id or list(seeds) == list(range(given[0], given[0] + self._num_envs)):
-            return given[0]
         if self._seeds_reset_envs_only:
             return np.array([-1 if (seed := seeds[i]) is None else seed % 2**31 for i in ids], np.int32)
-        return list(seeds)
+        first = next(seed for seed in seeds if seed is not None)
+        # Pass only the first seed if `reset` takes no list, or derives the same seeds (seed + i for env i).
+        is_one = not self.resets_by_id or list(seeds) == list(range(first, first + self._num_envs))
+        return first if is_one else list(seeds)
 
     def note_reset(self, infos: Mapping[str, Any]) -> None:
         """Note the infos of a reset for `check_autoreset`."""
-        if self._is_ale:
+        if self._is_ale and "episode_frame_number" in infos:  # a wrapper may remove it
             self._restarts = _restarts(infos)
 
     def check_autoreset(self, ids: np.ndarray, infos: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class NativeClass:
 
         ALE's class does not store `life_loss_info`. But only a reset restarts `episode_frame_number`.
         """
-        if not self._is_ale or self._restarts is None or not len(ids):
+        if self._restarts is None or not len(ids) or "episode_frame_number" not in infos:
             return
         restarts = _restarts(infos)
         for i in ids[restarts[ids] == self._restarts[ids]].tolist():
@@ -93,10 +93,10 @@ class NativeClass:
         self._restarts[ids] = restarts[ids]
 
 
-def _ale_arguments(inner: Any) -> Mapping[str, Any]:
-    """Return known arguments of ALE's class, from `gymnasium.make_vec` or vecenv's subclass."""
-    arguments = getattr(inner, "_arguments", None)
-    return arguments if arguments is not None else getattr(inner.spec, "kwargs", {})
+def _loses_lives(ale: Any) -> bool:
+    """Return True if the arguments of ALE's class are known, as with `gymnasium.make_vec`, and continue such games."""
+    arguments = getattr(ale, "_arguments", None) or getattr(ale.spec, "kwargs", {})
+    return bool(arguments.get("life_loss_info")) and not arguments.get("episodic_life")
 
 
 def _restarts(infos: Mapping[str, Any]) -> np.ndarray:

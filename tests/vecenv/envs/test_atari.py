@@ -199,7 +199,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=FULL)])
 @pytest.mark.parametrize("record", [False, True])
 def test_a_lost_life_that_resets_no_game_is_an_error_that_says_how_to_end_episodes(maker, mode, record, tmp_path):
     """With life_loss_info, ale-py 0.12.1 sets `terminated`, and the next row is a step of the same game."""
@@ -228,14 +228,15 @@ def test_a_lost_life_that_resets_no_game_is_an_error_that_says_how_to_end_episod
 @FULL
 @pytest.mark.parametrize("maker", MAKERS)
 def test_games_that_end_with_a_lost_life_are_recorded_whole(maker, tmp_path):
-    with RecordEpisodes(MAKERS[maker]("breakout", 2, episodic_life=True), tmp_path) as envs:
+    options = {"episodic_life": True, "life_loss_info": True}  # the second has no effect
+    with RecordEpisodes(MAKERS[maker]("breakout", 2, **options), tmp_path) as envs:
         envs.reset(seed=0)
         for t in range(200):
             envs.step(np.full(2, t % 2 * 2))
     assert len(Dataset(tmp_path)) > 4
 
 
-@pytest.mark.parametrize("maker", ["ale", "ours"])
+@pytest.mark.parametrize("maker", ["ale", pytest.param("ours", marks=FULL)])
 def test_seeds_of_some_envs_reach_the_games_that_they_are_for(maker, tmp_path):
     def frames(info):
         return [row["episode_frame_number"] for row in info]
