@@ -11,6 +11,7 @@ import numpy as np
 
 from vecenv.backends.backend import Backend
 from vecenv.backends.env_worker import EnvWorkerBackend, backend_maker
+from vecenv.backends.host.own_process import OneEnvPerProcess, logger
 from vecenv.engine.arguments import (
     as_ids,
     check_count,
@@ -46,7 +47,8 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         wait_num: `step` returns as soon as this many envs (1 to n) have answered.
         timeout: seconds after which `step` returns the ready results. If none is ready, it waits for the first.
         backend: a new `Backend`, or a function that makes a backend. `lazy` requires a function.
-        num_workers: number of workers. Default: one per CPU. If `wait_num` or `timeout` is set: one per env.
+        num_workers: number of workers. Default: one per CPU. One per env if `wait_num` or `timeout` is set, or for envs
+            that share one simulator per process (see docs/guides/works-with.md).
         copy: False returns batches of all envs as views, valid until the next call.
         stack_obs: False returns Dict and Tuple observations as an object array with a dict or tuple per env.
         on_error: "raise", or "restart" to retry failed resets, and to turn a failed step into a truncated row (result)
@@ -99,7 +101,13 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         options |= {"name": name, "warns": self._warns_unclosed}
 
         def new_engine() -> Engine:
-            return Engine(make_backend(), resolve_env_fns(fns), **options)
+            try:
+                return Engine(make_backend(), resolve_env_fns(fns), **options)
+            except OneEnvPerProcess as error:
+                if options["num_workers"] is not None or isinstance(backend, Backend):
+                    raise ValueError(f"{error}: pass num_workers={n}, or leave num_workers out") from None
+                logger.info("%s: %d workers host one env each", str(error), n)
+            return Engine(make_backend(), resolve_env_fns(fns), **{**options, "num_workers": n})
 
         self.engine: Engine = NotStarted(name)  # type: ignore[assignment]
         """Engine that runs the envs. Facades and collectors use `engine_of`, because a subclass may override `step`."""

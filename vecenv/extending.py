@@ -4,6 +4,7 @@ The package `collector` imports only from `vecenv`, `vecenv.nest`, `vecenv.trans
 """
 
 from vecenv.backends.host.failure import add_note
+from vecenv.backends.host.own_process import retried_alone
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.backends.memory.arena import Layout, Leaf, ObjectLeaf, common_layout
 from vecenv.backends.pool.spinning_threads import release_pool
@@ -66,6 +67,6 @@ __all__ += ["cause_of", "check_count", "check_mapping", "check_number", "check_o
 __all__ += ["check_seed", "check_send_and_recv", "check_timeout", "common_layout", "connect", "dead_nodes", "end_actor"]
 __all__ += ["ends_soon", "find_spec", "flat", "free_places", "get_record", "is_loss", "is_repeated", "make_actor"]
 __all__ += ["make_counter", "missing_package", "path_of_descriptor", "put_record", "reason_of", "release_pool"]
-__all__ += ["remove_record", "resets_in_step", "resolve_env_fns", "round_envs", "seed_chain", "seed_generators"]
-__all__ += ["spread_seeds", "start_task", "step_with_views", "unreachable_nodes", "unscheduled", "warn_caller", "whole"]
-__all__ += ["worker_seeds"]
+__all__ += ["remove_record", "resets_in_step", "resolve_env_fns", "retried_alone", "round_envs", "seed_chain"]
+__all__ += ["seed_generators", "spread_seeds", "start_task", "step_with_views", "unreachable_nodes", "unscheduled"]
+__all__ += ["warn_caller", "whole", "worker_seeds"]

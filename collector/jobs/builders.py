@@ -21,7 +21,7 @@ from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code
 from collector.jobs.transform_statistics import freeze, from_json
 from collector.policy.keyed_noise import restored_generators
 from vecenv import transforms
-from vecenv.extending import VECTOR_ENVS, RepeatProbe, find_spec, flat
+from vecenv.extending import VECTOR_ENVS, RepeatProbe, find_spec, flat, retried_alone
 
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
 """gymnasium's wrappers that carry statistics from one episode to the next."""
@@ -133,8 +133,11 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
         options |= {"on_error": "restart", "max_restarts": MAX_RESTARTS}
     if job.step_timeout is not None:
         options["step_timeout"] = job.step_timeout
+    make = partial(VECTOR_ENVS[job.backend], env_fns, **options)
     try:
-        return VECTOR_ENVS[job.backend](env_fns, **options)
+        if job.num_workers is not None or job.backend not in ("shmem", "subproc", "ray"):  # "auto" retries by itself
+            return make()
+        return retried_alone(make, partial(make, num_workers=job.num_envs), job.num_envs)
     except (gymnasium.error.Error, ImportError) as error:
         raise JobError(f"{job.env} cannot be made: {error}") from None
     except TypeError as error:

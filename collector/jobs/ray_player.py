@@ -263,8 +263,6 @@ class RayPlayer:
             is_dummy = ran_on["vector_env"] == DummyVectorEnv.__name__
             found = ("dummy", None) if is_dummy else ("shmem", ran_on["num_workers"])
             job = msgspec.structs.replace(job, backend=found[0], num_workers=found[1])
-        elif job.num_workers is None and job.backend not in ("auto", "dummy"):
-            job = msgspec.structs.replace(job, num_workers=1)  # Ray reserves one CPU
         while len(self._tasks) < (1 if self._head is None else self.places):
             size = self.job.num_envs
             if not self.plan.waiting:  # while episodes are repeated, ranges stay small

@@ -13,6 +13,7 @@ from vecenv.backends.host.env_access import copy_data, copy_if_possible
 from vecenv.backends.host.env_checks import check_distinct
 from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure
+from vecenv.backends.host.own_process import hint_at_own_process, warn_of_shared_process
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout
 
@@ -36,8 +37,12 @@ class DummyBackend(Backend):
         host = self._host = EnvHost(env_fns, 0, local=True, interruptible=True)
         reports = host.construct()
         if isinstance(reports, Failure):
-            raise reports.exception()
+            error = reports.exception()
+            if host.envs:
+                hint_at_own_process(error, len(env_fns), in_workers=False)
+            raise error
         check_distinct(host.envs)
+        warn_of_shared_process(host.envs)
         return reports
 
     def bind(self, layout: Layout) -> Arena:

@@ -25,6 +25,7 @@ from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.env_checks import check_distinct
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, describe, died_failure
+from vecenv.backends.host.own_process import hint_at_own_process, warn_of_shared_process
 from vecenv.backends.ipc.waiting import SpinWait, fence
 from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.pool.watchdog import Watchdog
@@ -74,7 +75,9 @@ class ThreadBackend(Backend):
             self.blocks.append(BlockThread(k, ids, self))
             reports += self._start_block(self.blocks[k], deadline)
         self._block_of = [block for block in self.blocks for _ in block.ids]
-        check_distinct([env for block in self.blocks for env in block.envs])
+        envs = [env for block in self.blocks for env in block.envs]
+        check_distinct(envs)
+        warn_of_shared_process(envs)
         warn_of_gil()
         return reports
 
@@ -87,7 +90,10 @@ class ThreadBackend(Backend):
         block.thread.start()
         self.wait(lambda: block.reports is not None, deadline)
         if isinstance(block.reports, Failure):
-            raise block.reports.exception()
+            error = block.reports.exception()
+            if any(each.envs for each in self.blocks):
+                hint_at_own_process(error, len(self.env_fns), in_workers=False)
+            raise error
         if block.reports is None:
             block.abandon()
             raise WorkerTimeoutError(

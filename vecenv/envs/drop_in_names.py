@@ -143,6 +143,7 @@ class _MadeByCreators(BaseVectorEnv):
         *,
         create_env_kwargs: Kwargs | Sequence[Kwargs] | None = None,
         lazy: bool = True,
+        num_processes: int | None = None,
         **options: Any,
     ) -> None:
         n, kwargs = check_count("num_workers", num_workers), {} if create_env_kwargs is None else create_env_kwargs
@@ -151,7 +152,7 @@ class _MadeByCreators(BaseVectorEnv):
             raise ValueError(f"create_env_fn has {len(fns)} entries, expected one for each of {n} envs")
         creators = [EnvCreator(fn, kwargs, share_memory=isinstance(fn, EnvCreator)) for fn in fns]
         self._creators = [creator.for_env(i, n) for i, creator in enumerate(creators)]
-        super().__init__(self._creators, lazy=lazy, **options)
+        super().__init__(self._creators, lazy=lazy, num_workers=num_processes, **options)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
         """Change arguments of `create_env_fn` for the next start. Raises ValueError for a list of wrong length."""
@@ -173,12 +174,13 @@ class ParallelEnv(_MadeByCreators, ShmemVectorEnv):
     `collector.rollout(env, 20)` for `env.rollout(20)`, and `ParallelVectorEnv` for PettingZoo.
 
     Arguments:
-        num_workers: number of envs, which run in one process per CPU by default.
+        num_workers: number of envs.
         create_env_fn: a function, class or `EnvCreator` that makes an env, or a list with one per env.
         create_env_kwargs: a dict of arguments, or a list with a dict per env. Arguments of an `EnvCreator` take
             precedence.
         lazy: True: `start`, `reset` or `seed` starts the processes, also after `close`. False: the constructor does.
-        options: options of `ShmemVectorEnv`.
+        num_processes: number of worker processes. By default one per CPU, and in torchrl one per env.
+        options: other options of `ShmemVectorEnv`.
 
     Raises ValueError for a list of the wrong length.
 

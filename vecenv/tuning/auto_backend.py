@@ -22,6 +22,7 @@ import gymnasium
 
 from vecenv.backends.free_threading import gil_modules, has_gil
 from vecenv.backends.host.env_access import find_attr, has_attr
+from vecenv.backends.host.own_process import distribution_of, retried_alone
 from vecenv.backends.system_limits import default_num_workers, usable_cpus
 from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.base import BaseVectorEnv
@@ -68,6 +69,8 @@ class EnvCost(NamedTuple):
     slow_steps: int
     no_threads: str = LOCKED
     """Result of `reason_against_threads`."""
+    one_per_process: str | None = None
+    """Result of `distribution_of`."""
 
     @property
     def waits(self) -> bool:
@@ -113,7 +116,8 @@ class CostProbe(gymnasium.Env[Any, Any]):
     def measure(self) -> EnvCost | str:
         try:
             cost = time_steps(self._env, self._seconds)
-            return cost._replace(no_threads=reason_against_threads(self._env))
+            threads, alone = reason_against_threads(self._env), distribution_of(self._env)
+            return cost._replace(no_threads=threads, one_per_process=alone)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         finally:
@@ -199,10 +203,20 @@ def make_auto(
     classes: Mapping[str, Callable[..., Any]] = BACKENDS,
     only_processes: Mapping[str, Any] = ONLY_PROCESSES,
 ) -> Any:
-    """Make the vector env that `choose_backend` chooses. Only "shmem" gets the options in `only_processes`."""
-    backend, num_workers, _ = choose_backend(env_fns, options, only_processes)
-    own = {name: value for name, value in options.items() if backend == "shmem" or name not in only_processes}
-    return classes[backend](env_fns, **(own if num_workers is None else own | {"num_workers": num_workers}))
+    """Make the vector env that `choose_backend` chooses. Only "shmem" gets the options in `only_processes`.
+
+    If the constructor of a later env in a process fails, try once with a worker per env.
+    """
+    choice = choose_backend(env_fns, options, only_processes)
+
+    def make(backend: str, num_workers: int | None) -> Any:
+        own = {name: value for name, value in options.items() if backend == "shmem" or name not in only_processes}
+        return classes[backend](env_fns, **(own if num_workers is None else own | {"num_workers": num_workers}))
+
+    first = partial(make, choice.backend, choice.num_workers)
+    if any(options.get(name) is not None for name in ("num_workers", "max_concurrency")):
+        return first()
+    return retried_alone(first, partial(make, "shmem", len(env_fns)), len(env_fns))
 
 
 def auto_vector_env(env_fns: EnvFns, **options: Any) -> BaseVectorEnv:
@@ -233,6 +247,7 @@ def choose_backend(
     - there is a single env: dummy
     - an env_fn cannot be pickled, or the first env_fn raises in a worker: dummy, because it may work in this process
     - the first env hangs (5 s to make it, 1 s to measure it), ends its worker or cannot be stepped: shmem
+    - the first env is from a package of `ONE_PER_PROCESS`: shmem with a worker per env
     - workers save less than 10 % of a round: dummy
     - `reason_against_threads` is "": thread. Otherwise: shmem
     """
@@ -273,6 +288,8 @@ def predict(cost: EnvCost, n: int, cpus: int, in_processes: bool = False) -> Cho
     >>> predict(EnvCost(10e-6, 10e-6, 0), 8, cpus=2, in_processes=True)[:2]
     ('shmem', 1)
     """
+    if cost.one_per_process is not None:
+        return Choice("shmem", n, f"envs of {cost.one_per_process} share one simulator per process")
     workers = min(n, MOST_WORKERS if cost.waits else cpus)
     here, there = (cost.round_seconds(n, each, cpus) for each in (1 if in_processes else None, workers))
     reason = (

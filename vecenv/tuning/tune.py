@@ -161,6 +161,8 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
 
 
 def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
+    if cost is not None and cost.one_per_process is not None:
+        return [("shmem", n)]
     cpus = usable_cpus()
     each = [min(n, MOST_WORKERS)] if cost is None or cost.waits else []
     shmem = dict.fromkeys([*(min(n, k) for k in (cpus, max(1, cpus // 2), 2 * cpus)), *each])

@@ -16,6 +16,7 @@ from vecenv.backends.host.env_access import ENV_CALLS, learning, optional
 from vecenv.backends.host.env_checks import check_env, check_single_agent, check_spaces, explained
 from vecenv.backends.host.failure import Failure, capture
 from vecenv.backends.host.forked_copy import copy_mark, end_copy
+from vecenv.backends.host.own_process import check_alone
 from vecenv.backends.host.row_writer import (
     BOOLS,
     IN_INFO_ROW,
@@ -83,6 +84,8 @@ class EnvHost:
                 check_env(env, origin)
                 check_single_agent(env, origin)
                 self.envs.append(env)
+                if not self._local:
+                    check_alone(env, self._first_id + j, len(self._env_fns))
                 reports.append(report_of(env))
                 check_spaces(reports[-1], origin)
             except self._passes:

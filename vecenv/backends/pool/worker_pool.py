@@ -24,6 +24,7 @@ import numpy as np
 
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, read_value
+from vecenv.backends.host.own_process import hint_at_own_process
 from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.ipc.serialization import Descriptor
@@ -184,7 +185,10 @@ class WorkerPool(ABC):
         while True:
             for worker in workers:
                 if isinstance(worker.ready, Failure):
-                    raise worker.ready.exception(worker.pid)
+                    error = worker.ready.exception(worker.pid)
+                    if worker.ready.env_id > worker.start:
+                        hint_at_own_process(error, len(self._env_fns), in_workers=True)
+                    raise error
                 if not worker.alive:  # possibly after READY
                     raise worker.death(worker.start)
             late = [worker for worker in workers if worker.ready is None]

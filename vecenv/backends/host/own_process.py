@@ -1,0 +1,70 @@
+"""Envs that need a process of their own, because they share state with other envs of their process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vecenv.backends.host.env_access import optional
+from vecenv.backends.host.failure import add_note
+from vecenv.errors import warn_caller
+
+logger = logging.getLogger("vecenv")
+
+ONE_PER_PROCESS: Mapping[str, str] = {
+    "bluesky_gym": "bluesky-gym",
+    "retro": "stable-retro",
+    "stable_retro": "stable-retro",
+}
+"""Distribution by package, for packages with one simulator per process."""
+HINT = "The constructors of other envs in its process succeeded, so this env may allow one per process."
+
+
+class OneEnvPerProcess(ValueError):
+    """Raised by a worker that hosts several envs, if one of them is from a package of `ONE_PER_PROCESS`."""
+
+
+def distribution_of(env: Any) -> str | None:
+    """Return the distribution of `ONE_PER_PROCESS` that defines the class of `env` or a base class, else `None`."""
+    inner = optional(env, "unwrapped")
+    packages = (kind.__module__.partition(".")[0] for kind in type(env if inner is None else inner).__mro__)
+    return next((ONE_PER_PROCESS[package] for package in packages if package in ONE_PER_PROCESS), None)
+
+
+def check_alone(env: Any, env_id: int, count: int) -> None:
+    """Raise `OneEnvPerProcess` if a worker with `count` envs cannot host `env`."""
+    if count > 1 and (found := distribution_of(env)) is not None:
+        raise OneEnvPerProcess(
+            f"env {env_id} is from {found}, whose envs share one simulator per process, and its worker hosts "
+            f"{count} envs"
+        )
+
+
+def warn_of_shared_process(envs: Sequence[Any]) -> None:
+    """Warn if several of the envs in this process are from a package of `ONE_PER_PROCESS`."""
+    found = [name for name in map(distribution_of, envs) if name is not None]
+    if len(found) > 1:
+        warn_caller(
+            f"{len(found)} envs are from {found[0]}, whose envs share one simulator per process, so they change each "
+            "other's episodes. ShmemVectorEnv, AsyncVectorEnv and SubprocVecEnv start a process per env for them"
+        )
+
+
+def hint_at_own_process(error: BaseException, n: int, in_workers: bool) -> BaseException:
+    """Add a note to the error of a constructor that other envs in the same process have passed."""
+    remedy = "Pass" if in_workers else "Use ShmemVectorEnv, AsyncVectorEnv or SubprocVecEnv with"
+    add_note(error, f"{HINT} {remedy} num_workers={n} for a process per env.")
+    return error
+
+
+def retried_alone(make: Callable[[], Any], make_alone: Callable[[], Any], n: int) -> Any:
+    """Return `make()`. If that fails with a hint (see `hint_at_own_process`), return `make_alone()`."""
+    try:
+        return make()
+    except Exception as error:
+        if not any(note.startswith(HINT) for note in optional(error, "__notes__") or ()):
+            raise
+        cause = f"{type(error).__name__}: {error}"
+    logger.info("an env failed in a process with other envs, so %d workers host one env each: %s", n, cause)
+    return make_alone()
