@@ -48,7 +48,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         timeout: seconds after which `step` returns the ready results. If none is ready, it waits for the first.
         backend: a new `Backend`, or a function that makes a backend. `lazy` requires a function.
         num_workers: number of workers. Default: one per CPU. One per env if `wait_num` or `timeout` is set, or for envs
-            that share one simulator per process (see docs/guides/works-with.md).
+            that share state in their process (see docs/guides/works-with.md).
         copy: False returns batches of all envs as views, valid until the next call.
         stack_obs: False returns Dict and Tuple observations as an object array with a dict or tuple per env.
         on_error: "raise", or "restart" to retry failed resets, and to turn a failed step into a truncated row (result)

@@ -17,6 +17,7 @@ import pytest
 from tests.support.backends import FULL, NEEDS_DM_CONTROL
 from tests.support.paths import ROOT
 from vecenv import DMControlEnv, ParallelVectorEnv, PettingZooEnv, ShmemVectorEnv, nest
+from vecenv.backends.host.own_process import ONE_PER_PROCESS
 
 PAGE = (ROOT / "docs/guides/works-with.md").read_text("utf-8")
 PACKAGES = {
@@ -45,6 +46,13 @@ def test_the_versions_on_the_page_are_those_that_the_tests_run_with() -> None:
     constraints = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE))
     assert {row: rows[row] for row in PACKAGES} == {row: constraints[package] for row, package in PACKAGES.items()}
     assert f"MuJoCo {constraints['mujoco']}" in PAGE
+
+
+def test_the_page_names_the_packages_that_get_a_process_per_env() -> None:
+    table = PAGE.partition("## Envs that share state in their process")[2].partition("## ")[0]
+    rows = re.findall(r"^\| ([\w-]+) \| [\d.]+ \| ([^|]+) \|", table, re.MULTILINE)
+    named = {module: package for package, modules in rows for module in re.findall(r"`(\w+)`", modules)}
+    assert named == ONE_PER_PROCESS
 
 
 def played(env_fn: Callable[[], Any], seed: int, actions: list[Any]) -> list[Any]:

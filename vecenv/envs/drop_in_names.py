@@ -152,7 +152,9 @@ class _MadeByCreators(BaseVectorEnv):
             raise ValueError(f"create_env_fn has {len(fns)} entries, expected one for each of {n} envs")
         creators = [EnvCreator(fn, kwargs, share_memory=isinstance(fn, EnvCreator)) for fn in fns]
         self._creators = [creator.for_env(i, n) for i, creator in enumerate(creators)]
-        super().__init__(self._creators, lazy=lazy, num_workers=num_processes, **options)
+        if num_processes is not None:
+            options["num_workers"] = check_count("num_processes", num_processes, n)
+        super().__init__(self._creators, lazy=lazy, **options)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
         """Change arguments of `create_env_fn` for the next start. Raises ValueError for a list of wrong length."""
@@ -193,7 +195,7 @@ class ParallelEnv(_MadeByCreators, ShmemVectorEnv):
 
 
 class SerialEnv(_MadeByCreators, DummyVectorEnv):
-    """`ParallelEnv` with all envs in this process, for debugging.
+    """`ParallelEnv` with all envs in this process, for debugging. `num_processes` has no effect.
 
     >>> import gymnasium as gym
     >>> env = SerialEnv(3, lambda: gym.make("CartPole-v1"))

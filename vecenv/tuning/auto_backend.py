@@ -289,7 +289,7 @@ def predict(cost: EnvCost, n: int, cpus: int, in_processes: bool = False) -> Cho
     ('shmem', 1)
     """
     if cost.one_per_process is not None:
-        return Choice("shmem", n, f"envs of {cost.one_per_process} share one simulator per process")
+        return Choice("shmem", n, f"envs of {cost.one_per_process} share state in their process")
     workers = min(n, MOST_WORKERS if cost.waits else cpus)
     here, there = (cost.round_seconds(n, each, cpus) for each in (1 if in_processes else None, workers))
     reason = (

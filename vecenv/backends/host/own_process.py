@@ -1,4 +1,4 @@
-"""Envs that need a process of their own, because they share state with other envs of their process."""
+"""Envs that need a process of their own, because the envs of a process share state."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ logger = logging.getLogger("vecenv")
 
 ONE_PER_PROCESS: Mapping[str, str] = {
     "bluesky_gym": "bluesky-gym",
+    "metadrive": "metadrive-simulator",
     "retro": "stable-retro",
     "stable_retro": "stable-retro",
+    "vmas": "vmas",
 }
-"""Distribution by package, for packages with one simulator per process."""
+"""Distribution by package, for packages whose envs share state in their process, such as a single simulator.
+
+docs/guides/works-with.md shows this table, and the state.
+"""
 HINT = "The constructors of other envs in its process succeeded, so this env may allow one per process."
 
 
@@ -28,7 +33,7 @@ class OneEnvPerProcess(ValueError):
 def distribution_of(env: Any) -> str | None:
     """Return the distribution of `ONE_PER_PROCESS` that defines the class of `env` or a base class, else `None`."""
     inner = optional(env, "unwrapped")
-    packages = (kind.__module__.partition(".")[0] for kind in type(env if inner is None else inner).__mro__)
+    packages = (str(kind.__module__).partition(".")[0] for kind in type(env if inner is None else inner).__mro__)
     return next((ONE_PER_PROCESS[package] for package in packages if package in ONE_PER_PROCESS), None)
 
 
@@ -36,8 +41,7 @@ def check_alone(env: Any, env_id: int, count: int) -> None:
     """Raise `OneEnvPerProcess` if a worker with `count` envs cannot host `env`."""
     if count > 1 and (found := distribution_of(env)) is not None:
         raise OneEnvPerProcess(
-            f"env {env_id} is from {found}, whose envs share one simulator per process, and its worker hosts "
-            f"{count} envs"
+            f"env {env_id} is from {found}, whose envs share state in their process, and its worker hosts {count} envs"
         )
 
 
@@ -46,7 +50,7 @@ def warn_of_shared_process(envs: Sequence[Any]) -> None:
     found = [name for name in map(distribution_of, envs) if name is not None]
     if len(found) > 1:
         warn_caller(
-            f"{len(found)} envs are from {found[0]}, whose envs share one simulator per process, so they change each "
+            f"{len(found)} envs are from {found[0]}, whose envs share state in their process, so they change each "
             "other's episodes. ShmemVectorEnv, AsyncVectorEnv and SubprocVecEnv start a process per env for them"
         )
 
