@@ -105,7 +105,8 @@ class BaseVectorEnv(LayerMark, EngineProperties):
                 return Engine(make_backend(), resolve_env_fns(fns), **options)
             except OneEnvPerProcess as error:
                 if options["num_workers"] is not None or isinstance(backend, Backend):
-                    raise ValueError(f"{error}: pass num_workers={n}, or leave num_workers out") from None
+                    instead = f"leave num_workers (num_processes, max_concurrency) out, or pass {n}"
+                    raise OneEnvPerProcess(f"{error}: {instead}") from None
                 logger.info("%s: %d workers host one env each", str(error), n)
             return Engine(make_backend(), resolve_env_fns(fns), **{**options, "num_workers": n})
 

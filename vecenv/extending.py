@@ -4,7 +4,7 @@ The package `collector` imports only from `vecenv`, `vecenv.nest`, `vecenv.trans
 """
 
 from vecenv.backends.host.failure import add_note
-from vecenv.backends.host.own_process import retried_alone
+from vecenv.backends.host.own_process import OneEnvPerProcess, retried_alone
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.backends.memory.arena import Layout, Leaf, ObjectLeaf, common_layout
 from vecenv.backends.pool.spinning_threads import release_pool
@@ -61,7 +61,7 @@ from vecenv.tuning.repeats import RepeatProbe
 from vecenv.wrappers import check_send_and_recv, resets_in_step, step_with_views
 
 __all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "LayerMark", "Layout", "Leaf", "NativeClass"]
-__all__ += ["ObjectLeaf", "RayCluster", "RepeatProbe"]
+__all__ += ["ObjectLeaf", "OneEnvPerProcess", "RayCluster", "RepeatProbe"]
 __all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "at_least_one", "batch_actions", "cast_exactly"]
 __all__ += ["cause_of", "check_count", "check_mapping", "check_number", "check_options", "check_resources"]
 __all__ += ["check_seed", "check_send_and_recv", "check_timeout", "common_layout", "connect", "dead_nodes", "end_actor"]

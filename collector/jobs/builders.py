@@ -21,7 +21,7 @@ from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code
 from collector.jobs.transform_statistics import freeze, from_json
 from collector.policy.keyed_noise import restored_generators
 from vecenv import transforms
-from vecenv.extending import VECTOR_ENVS, RepeatProbe, find_spec, flat, retried_alone
+from vecenv.extending import VECTOR_ENVS, OneEnvPerProcess, RepeatProbe, find_spec, flat, retried_alone
 
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
 """gymnasium's wrappers that carry statistics from one episode to the next."""
@@ -138,7 +138,7 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
         if job.num_workers is not None or job.backend not in ("shmem", "subproc", "ray"):  # "auto" retries by itself
             return make()
         return retried_alone(make, partial(make, num_workers=job.num_envs), job.num_envs)
-    except (gymnasium.error.Error, ImportError) as error:
+    except (gymnasium.error.Error, ImportError, OneEnvPerProcess) as error:
         raise JobError(f"{job.env} cannot be made: {error}") from None
     except TypeError as error:
         if not WRONG_ENV.search(str(error)):

@@ -207,13 +207,13 @@ def make_auto(
 
     If the constructor of a later env in a process fails, try once with a worker per env.
     """
-    choice = choose_backend(env_fns, options, only_processes)
+    chosen, chosen_workers, _ = choose_backend(env_fns, options, only_processes)
 
     def make(backend: str, num_workers: int | None) -> Any:
         own = {name: value for name, value in options.items() if backend == "shmem" or name not in only_processes}
         return classes[backend](env_fns, **(own if num_workers is None else own | {"num_workers": num_workers}))
 
-    first = partial(make, choice.backend, choice.num_workers)
+    first = partial(make, chosen, chosen_workers)
     if any(options.get(name) is not None for name in ("num_workers", "max_concurrency")):
         return first()
     return retried_alone(first, partial(make, "shmem", len(env_fns)), len(env_fns))

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from collector import Dataset, Job, SyncDataCollector, run_job
+from collector import Dataset, Job, JobError, SyncDataCollector, run_job
 from tests.support import process_envs
 from tests.support.backends import FULL, RAY
 from tests.support.process_envs import SIMULATOR, CountsInModule, Emulators, OneEmulator
@@ -150,8 +150,15 @@ def test_the_envs_of_a_job_with_one_simulator_get_a_process_each(simulated: Any,
 
 def test_too_few_workers_for_envs_with_one_simulator_are_refused(simulated: Any) -> None:
     text = "env 0 is from bluesky-gym, whose envs share state in their process, and its worker hosts 2 envs: "
-    with pytest.raises(ValueError, match=f"^{text}pass num_workers=2, or leave num_workers out$"):
+    text += r"leave num_workers \(num_processes, max_concurrency\) out, or pass 2"
+    with pytest.raises(ValueError, match=f"^{text}$"):
         ShmemVectorEnv([simulated] * 2, num_workers=1)
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        ParallelEnv(2, simulated, num_processes=1, lazy=False)
+    job = Job(env="bluesky_gym:Simulated-v0", episodes=2, num_envs=2, backend="shmem", num_workers=1)
+    with pytest.raises(JobError, match=f"^bluesky_gym:Simulated-v0 cannot be made: {text}$"):
+        run_job(job, "data")
+    assert not Path("data").exists()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ HINT = "The constructors of other envs in its process succeeded, so this env may
 
 
 class OneEnvPerProcess(ValueError):
-    """Raised by a worker that hosts several envs, if one of them is from a package of `ONE_PER_PROCESS`."""
+    """Raised if a worker hosts several envs, and one of them is from a package of `ONE_PER_PROCESS`."""
 
 
 def distribution_of(env: Any) -> str | None:
