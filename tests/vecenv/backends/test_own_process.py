@@ -27,8 +27,10 @@ from vecenv import (
     SyncVectorEnv,
     ThreadVectorEnv,
     make_vec,
+    ray_cluster,
     tune,
 )
+from vecenv.backends import system_limits
 from vecenv.facades.make_vec import BACKENDS
 from vecenv.tuning.auto_backend import auto_vector_env
 
@@ -125,8 +127,11 @@ def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.parametrize("make", [*IN_PROCESSES, pytest.param(auto_vector_env, marks=FULL)])
 def test_envs_of_a_package_with_one_simulator_get_a_process_each(
-    make: Make, simulated: Any, caplog: pytest.LogCaptureFixture
+    make: Make, simulated: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The default for other envs is then two workers.
+    monkeypatch.setattr(system_limits, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(ray_cluster, "free_places", lambda options: 2)
     original = original_rewards([simulated] * N)
     with caplog.at_level(logging.INFO, "vecenv"):
         assert summed_rewards(make([simulated] * N)) == original

@@ -51,7 +51,8 @@ def warn_of_shared_process(envs: Sequence[Any]) -> None:
     if len(found) > 1:
         warn_caller(
             f"{len(found)} envs are from {found[0]}, whose envs share state in their process, so they change each "
-            "other's episodes. ShmemVectorEnv, AsyncVectorEnv and SubprocVecEnv start a process per env for them"
+            "other's episodes. ShmemVectorEnv, AsyncVectorEnv, SubprocVecEnv, and in collectors backend='shmem', start "
+            "a process per env"
         )
 
 
