@@ -200,7 +200,12 @@ def test_a_constructor_that_fails_beside_another_env_hints_at_a_process_per_env(
 
 
 @pytest.mark.parametrize(
-    "make", [DummyVectorEnv, pytest.param(ThreadVectorEnv, marks=FULL), pytest.param(sb3_dummy, marks=FULL)]
+    "make",
+    [
+        DummyVectorEnv,
+        pytest.param(partial(ThreadVectorEnv, num_workers=1), marks=FULL),
+        pytest.param(sb3_dummy, marks=FULL),
+    ],
 )
 def test_a_constructor_that_fails_in_this_process_hints_at_processes(make: Make) -> None:
     with pytest.raises(RuntimeError, match=REFUSED) as raised:
