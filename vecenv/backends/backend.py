@@ -190,6 +190,9 @@ class Backend(ABC):
     def end_wait(self) -> None:  # noqa: B027
         """Make `wait` in another thread raise ClosedError. Called before `close`."""
 
+    def abandon_envs(self, timeout: float) -> None:  # noqa: B027
+        """At the end of the program, stop using envs of this process. Leave the envs open, and keep them alive."""
+
     def restart(self, env_id: int) -> Sequence[int]:
         """Replace the worker of a lost env. Return the ids of the new envs, which need a reset.
 

@@ -46,7 +46,8 @@ class Owner(Protocol):
 class BlockThread(Watched):
     """Thread that calls the functions in the queue `work`, until it finds `None` there.
 
-    After `abandon`, the thread uses no further env. When the running env returns, the thread closes all envs and ends.
+    After `abandon`, the thread uses no further env. When the running env returns, the thread closes all envs (unless
+    `closes_envs` is False) and ends.
     """
 
     def __init__(self, index: int, ids: range, backend: Owner) -> None:
@@ -54,6 +55,7 @@ class BlockThread(Watched):
         self.alive = True
         self.reports: list[EnvReport] | Failure | None = None
         self.problems: list[str] = []
+        self.closes_envs = True
         self.line = [NOTHING] * LINE
         self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._backend = backend
@@ -133,7 +135,8 @@ class BlockThread(Watched):
         except BaseException as error:
             self._backend.note_end(self, error)
         finally:
-            self.problems = self._host.close()
+            if self.closes_envs:
+                self.problems = self._host.close()
 
     def _has_work(self) -> bool:
         return not self.work.empty()

@@ -336,7 +336,7 @@ class GymnasiumBackend(NativeBackend):
 
     def close(self, timeout: float) -> list[str]:
         if not self.closed_by_caller:
-            self.note_exception(ClosedError("the vector env was dropped, or the program ended, before it was closed"))
+            self.note_exception(ClosedError("the vector env was dropped before it was closed"))
         envs, self.envs = self.envs, None
         if envs is not None:
             envs.close()

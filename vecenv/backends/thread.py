@@ -149,17 +149,19 @@ class ThreadBackend(Backend):
         self._closing = True
         self._wakeups.put(None)
 
+    def abandon_envs(self, timeout: float) -> None:
+        """End the threads, because a thread that runs native code while Python ends can crash the process."""
+        for block in self.blocks:
+            block.closes_envs = False
+        _end_threads(self.blocks, timeout)
+
     def close(self, timeout: float) -> list[str]:
-        deadline = time.monotonic() + timeout
         blocks, self._closing = [block for block in self.blocks if block.alive], True
         self.blocks, self._block_of = [], []
         self._wakeups.put(None)
-        for block in blocks:
-            block.abandon()
+        _end_threads(blocks, timeout)
         problems = []
         for block in blocks:
-            if block.thread.ident is not None:  # None if an interrupt prevented the start
-                block.thread.join(max(0.0, deadline - time.monotonic()))
             if block.thread.is_alive():
                 problems.append(
                     f"the thread of envs {list(block.ids)} ({block.thread.name}) did not close in time and continues: "
@@ -278,3 +280,12 @@ class ThreadBackend(Backend):
             if block.alive:
                 self._end(block, f"its {block.title} has ended with {describe(error)}")
                 block.reports = block.reports or died_failure(block.start, "__init__", self.lost[block.start])
+
+
+def _end_threads(blocks: Sequence[BlockThread], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    for block in blocks:
+        block.abandon()
+    for block in blocks:
+        if block.thread.ident is not None:  # None if an interrupt prevented the start
+            block.thread.join(max(0.0, deadline - time.monotonic()))

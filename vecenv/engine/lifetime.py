@@ -52,8 +52,18 @@ class Lifetime:
 
 
 @atexit.register
-def _close_all() -> None:
+def _end_all() -> None:
+    """Close vector envs with other workers than this process. Leave envs in this process open.
+
+    This function runs after the exit functions of libraries that were imported after vecenv, and `close` of an env may
+    need such a library. gymnasium's SyncVectorEnv leaves its envs open too.
+    """
     for owner in list(_open):
+        if not owner.usable:  # closed, or copied by a fork
+            continue
+        if owner.backend.hosts_here:
+            owner.backend.abandon_envs(CLOSE_TIMEOUT)
+            continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             owner.close()
