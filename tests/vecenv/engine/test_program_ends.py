@@ -1,0 +1,121 @@
+"""Programs that end without `close`. They must end as with gymnasium's and SB3's classes, which leave envs open."""
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collector import Dataset
+from tests.support.backends import FULL
+from tests.support.paths import ROOT
+
+VECTOR_ENVS = {
+    "dummy": "vecenv.DummyVectorEnv([LateEnv] * 2)",
+    "thread": "vecenv.ThreadVectorEnv([LateEnv] * 2)",
+    "sync": "vecenv.SyncVectorEnv([LateEnv] * 2)",
+    "sb3": "vecenv.sb3.DummyVecEnv([LateEnv] * 2)",
+    "from_gymnasium": "vecenv.from_gymnasium(gym.vector.SyncVectorEnv([LateEnv] * 2))",
+    "custom workers": "vecenv.BaseVectorEnv([LateEnv] * 2, Worker)",
+    "recorded": "collector.RecordEpisodes(vecenv.DummyVectorEnv([LateEnv] * 2), FOLDER)",
+}
+"""Vector envs with envs in this process."""
+COLLECTORS = {
+    "collector": "collector.SyncDataCollector([LateEnv] * 2, frames_per_batch=4, backend='dummy')",
+    "async collector": "collector.AsyncDataCollector([LateEnv] * 2, frames_per_batch=4, backend='thread')",
+}
+REMOTE = {
+    "auto": "collector.SyncDataCollector([LateEnv] * 2, frames_per_batch=4, backend='auto')",
+    "shmem": "vecenv.ShmemVectorEnv([LateEnv] * 2)",
+    "async": "vecenv.AsyncVectorEnv([LateEnv] * 2)",
+    "subproc": "vecenv.sb3.SubprocVecEnv([LateEnv] * 2)",
+}
+ORIGINALS = {
+    "gymnasium": "gym.vector.SyncVectorEnv([LateEnv] * 2)",
+    "sb3": "stable_baselines3.common.vec_env.DummyVecEnv([LateEnv] * 2)",
+}
+ENDS = {
+    "end": "",
+    "in a loop": "for _ in range(9):\n    envs.step(np.zeros((2, 2), np.float32))\n    sys.exit(3)",
+    "exception": "envs.step(np.zeros((2, 2), np.float32))\nraise ValueError('a mistake')",
+}
+EXIT_CODES = {"end": 0, "in a loop": 3, "exception": 1}
+QUICK = [("dummy", "end"), ("thread", "end"), ("dummy", "in a loop")]
+PROGRAM = """
+import sys, gymnasium as gym, numpy as np
+IMPORTS
+from tests.support.late_library import LateEnv
+envs = MAKE
+BEGIN
+print("end", flush=True)
+END
+"""
+WORKER = """
+class Worker(vecenv.EnvWorker):
+    def __init__(self, env_fn): self.env = env_fn()
+    def get_env_attr(self, key): return getattr(self.env, key)
+    def set_env_attr(self, key, value): setattr(self.env, key, value)
+    def render(self): return self.env.render()
+    def send(self, action, **kwargs):
+        self.result = self.env.reset(**kwargs) if action is None else self.env.step(action)
+    def close_env(self): self.env.close()
+"""
+LAST_LINES = "end\nthe library ends\n"
+
+
+def run(make: str, end: str = "end", begin: str = "envs.reset()", folder: Path = ROOT) -> tuple[int, str, list[str]]:
+    """Return exit code, output, and the last line of the errors."""
+    names = [name for name in ("stable_baselines3", "collector", "vecenv.sb3", "vecenv") if f"{name}." in make]
+    imports = "".join(f"import {name}; " for name in names) + WORKER * ("Worker)" in make)
+    parts = {"IMPORTS": imports, "MAKE": make, "BEGIN": begin, "END": ENDS[end], "FOLDER": repr(str(folder))}
+    program = functools.reduce(lambda text, name: text.replace(name, parts[name]), parts, PROGRAM)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr.splitlines()[-1:]
+
+
+@functools.cache
+def original(name: str, end: str) -> tuple[int, str, list[str]]:
+    return run(ORIGINALS[name], end)
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [pytest.param(name, end, marks=() if (name, end) in QUICK else FULL) for name in VECTOR_ENVS for end in ENDS],
+)
+def test_envs_in_this_process_are_left_open_as_in_the_originals(name: str, end: str, tmp_path: Path) -> None:
+    expected = original("sb3" if name == "sb3" else "gymnasium", end)
+    assert expected[:2] == (EXIT_CODES[end], LAST_LINES)
+    assert run(VECTOR_ENVS[name], end, folder=tmp_path / "data") == expected
+    if name == "recorded":  # its own exit function has committed the episodes
+        data = Dataset(tmp_path / "data")
+        assert (len(data), data.complete) == (2 * (end != "end"), False)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=FULL) for name in COLLECTORS])
+@pytest.mark.parametrize("begin", ["batch = next(iter(envs))", "batches = iter(envs)\nbatch = next(batches)"])
+def test_collectors_leave_envs_of_this_process_open(name: str, begin: str) -> None:
+    assert run(COLLECTORS[name], begin=begin) == (0, LAST_LINES, [])
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=FULL) for name in REMOTE])
+def test_workers_close_their_envs_before_the_library_ends(name: str) -> None:
+    begin = "batch = next(iter(envs))" if "Collector" in REMOTE[name] else "envs.reset()"
+    assert run(REMOTE[name], begin=begin) == (0, LAST_LINES, [])
+
+
+def test_a_thread_finishes_its_step_before_python_ends() -> None:
+    """If not, Python may crash: MuJoCo's `mj_step`, for example, segfaults when it returns."""
+    begin = """
+import threading, time
+begun = threading.Barrier(3)
+def step(action):
+    begun.wait()
+    time.sleep(0.3)
+    print("stepped", flush=True)
+envs.set_env_attr("step", step)
+envs.reset()
+envs.send(np.zeros((2, 2), np.float32))
+begun.wait()"""
+    code, output, errors = run("vecenv.ThreadVectorEnv([LateEnv] * 2, num_workers=2)", begin=begin)
+    assert (code, sorted(output.split()), errors) == (0, sorted([*LAST_LINES.split(), "stepped", "stepped"]), [])
