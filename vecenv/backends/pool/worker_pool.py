@@ -33,6 +33,7 @@ from vecenv.backends.memory.shared_memory import DOING, NOTHING, Control, anonym
 from vecenv.backends.memory.shared_state import pickled_by_name
 from vecenv.backends.pool.worker_handle import TIME_TO_END, Reason, WorkerHandle
 from vecenv.backends.system_limits import blocks_of
+from vecenv.backends.worker.reporting import Reporting
 from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_setup import (
     WorkerArgs,
@@ -125,6 +126,7 @@ class WorkerPool(ABC):
         with pickled_by_name() as states:
             self._env_fns = list(env_fns) if self.forked else self.pickle_env_fns(env_fns)
         self._states = list(states.values())
+        self._reporting = None if self.forked else Reporting.of_this_process()
         self._transport_args = transport_args
         registered = self._registered()
         self.preload(self._env_fns)
@@ -169,7 +171,9 @@ class WorkerPool(ABC):
             eager=self.eager,
             control=Descriptor(self.control.fd),
             stacks=Descriptor(worker.stacks),
-            setup=WorkerSetup(env_fns, registered, states=self._states, large=self.large),
+            setup=WorkerSetup(
+                env_fns, registered, states=self._states, large=self.large, reporting=self._reporting
+            ),
             seeds=worker_seeds(worker.index),
             server=self.server,
             transport=self._transport_args(worker),

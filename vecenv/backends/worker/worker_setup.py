@@ -23,6 +23,7 @@ import numpy as np
 from vecenv.backends.ipc.serialization import LARGE, Descriptor, dumps_and_modules, dumps_by_value, loads_by_value
 from vecenv.backends.memory.shared_memory import LargeData
 from vecenv.backends.memory.shared_state import SharedState
+from vecenv.backends.worker.reporting import Reporting
 from vecenv.portability import allow_cpus
 
 
@@ -40,8 +41,11 @@ class WorkerSetup:
     states: Sequence[SharedState] = ()
     large: Descriptor | None = None
     """File with large data of the env functions."""
+    reporting: Reporting | None = None
 
     def apply(self) -> None:
+        if self.reporting is not None:
+            self.reporting.apply()
         sys.path += [path for path in self.paths if path not in sys.path]
         if self.environ is not None:
             set_environment(self.environ)

@@ -1,0 +1,45 @@
+"""`Reporting`: levels of loggers and warning filters of the parent, which its workers use too."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Reporting:
+    levels: dict[str, int]
+    """Levels that are set, by logger. The root logger's name is ""."""
+    disabled: int
+    """Argument of the last call of `logging.disable`."""
+    filters: list[tuple[Any, ...]]
+    """Action, message, module and name of the category, module, line. The last filter takes precedence."""
+
+    @classmethod
+    def of_this_process(cls) -> Reporting:
+        loggers = {"": logging.root, **logging.root.manager.loggerDict}
+        levels = {name: level for name, each in loggers.items() if (level := getattr(each, "level", logging.NOTSET))}
+        filters = [
+            (action, _pattern(message), category.__module__, category.__qualname__, _pattern(module), line)
+            for action, message, category, module, line in reversed(warnings.filters)
+        ]
+        return cls(levels, logging.root.manager.disable, filters)
+
+    def apply(self) -> None:
+        """Set levels and filters. Skip filters for classes of modules that this process has not imported."""
+        for name, level in self.levels.items():
+            logging.getLogger(name).setLevel(level)
+        logging.disable(self.disabled)
+        warnings.resetwarnings()
+        for action, message, where, name, module, line in self.filters:
+            category = getattr(sys.modules.get(where), name, None)
+            if isinstance(category, type) and issubclass(category, Warning):
+                warnings.filterwarnings(action, message, category, module, line)
+
+
+def _pattern(value: str | re.Pattern[str] | None) -> str:
+    return value.pattern if isinstance(value, re.Pattern) else value or ""
