@@ -88,3 +88,10 @@ def check_descriptors(needed: int, purpose: str) -> None:
     if limit != resource.RLIM_INFINITY and needed > left:
         text = f"{purpose} need about {needed} file descriptors and {left} are left"
         raise OSError(errno.EMFILE, f"{text}: raise `ulimit -n`, or pass a smaller num_workers=")
+
+
+def open_standard_streams() -> None:
+    """Open descriptors 0 to 2 if they are closed. If not, C code of envs could write into a pipe or shared memory."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)

@@ -244,6 +244,9 @@ class Looks(Counter):
     def cpus(self) -> list[int]:
         return sorted(os.sched_getaffinity(0))
 
+    def streams(self) -> list[bool]:
+        return [os.fstat(fd).st_rdev == os.stat(os.devnull).st_rdev for fd in range(3)]
+
 
 @pytest.mark.parametrize("context", ["spawn", *full(["forkserver", "fork"])])
 @fork_may_warn
@@ -274,6 +277,24 @@ def test_workers_know_what_the_program_has_set_up(context: str, monkeypatch: pyt
         monkeypatch.setenv("VECENV_TEST", value) if value else monkeypatch.delenv("VECENV_TEST")
         with ShmemVectorEnv([partial(Looks, 0)], context=context) as venv:
             assert venv.call("variable", "VECENV_TEST") == [value]
+
+
+CLOSES_STREAMS = """
+import os, sys
+from tests.vecenv.backends.test_start import Looks
+from vecenv import SubprocVectorEnv
+os.closerange(0, 3)
+with SubprocVectorEnv([lambda: Looks(0)], context=sys.argv[1]) as venv:
+    venv.reset()
+    with open(sys.argv[2], "w") as file:
+        file.write(str(venv.call("streams")))
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", *full(["forkserver", "spawn"])])
+def test_envs_of_a_program_without_standard_streams_write_to_no_pipe_of_vecenv(context: str, tmp_path: Path) -> None:
+    python("-c", CLOSES_STREAMS, context, str(tmp_path / "found"))
+    assert (tmp_path / "found").read_text() == "[[True, True, True]]"
 
 
 @pytest.mark.parametrize("context", ["forkserver", *full(["spawn", "fork"])])

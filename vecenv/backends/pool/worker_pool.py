@@ -32,7 +32,7 @@ from vecenv.backends.ipc.waiting import wakeup_fds
 from vecenv.backends.memory.shared_memory import DOING, NOTHING, Control, anonymous_file
 from vecenv.backends.memory.shared_state import pickled_by_name
 from vecenv.backends.pool.worker_handle import TIME_TO_END, Reason, WorkerHandle
-from vecenv.backends.system_limits import blocks_of
+from vecenv.backends.system_limits import blocks_of, open_standard_streams
 from vecenv.backends.worker.reporting import Reporting
 from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_setup import (
@@ -107,6 +107,7 @@ class WorkerPool(ABC):
     def open(self, num_workers: int, n: int, eager: bool) -> None:
         check_imports()
         self.prepare(num_workers)
+        open_standard_streams()
         self.eager = eager
         self.control = Control(num_workers)
         self.own_fd(self.control.fd)
