@@ -99,7 +99,7 @@ class Engine:
 
     def _open(self, env_fns: Sequence[Any], num_workers: int | None, check_spaces: bool, warns: bool) -> Layout:
         # `Lifetime` comes before `start`, so that an interrupted constructor leaves no process behind.
-        self._lifetime = Lifetime(self, self.backend, self._name, warns)
+        self.lifetime = Lifetime(self, self.backend, self._name, warns)
         try:
             self.reports = self.backend.start(env_fns, num_workers, self.is_async)
             separate_generators([report.action_space for report in self.reports])
@@ -110,7 +110,7 @@ class Engine:
             self.arena.seed[...], self._seeded = -1, False
         except BaseException:
             self.closed, self.usable = True, False
-            self._lifetime.discard()
+            self.lifetime.discard()
             self.backend.close(lifetime.CLOSE_TIMEOUT)
             raise
         return layout
@@ -356,7 +356,7 @@ class Engine:
         if self.closed:
             raise ClosedError(self.mark.closed)
         raise ClosedError(
-            f"this vector env belongs to process {self._lifetime.pid} and cannot be used in process {os.getpid()}; "
+            f"this vector env belongs to process {self.lifetime.pid} and cannot be used in process {os.getpid()}; "
             "make a new vector env in this process"
         )
 
@@ -380,7 +380,7 @@ class Engine:
             if self.mark.is_set:  # another thread may be in a call
                 self.backend.end_wait()
                 self.mark.await_end(lifetime.CALL_TIMEOUT)
-            self._lifetime.close()
+            self.lifetime.close()
         finally:
             # Drop the references, so that the arena is freed when the caller drops the last view.
             for name in HOLD_MEMORY:

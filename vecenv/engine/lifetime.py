@@ -63,6 +63,7 @@ def _end_all() -> None:
             continue
         if owner.backend.hosts_here:
             owner.backend.abandon_envs(CLOSE_TIMEOUT)
+            owner.lifetime.discard()  # which holds the envs, but Python must delete them with the vector env
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

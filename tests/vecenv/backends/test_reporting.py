@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 import types
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.backends import ON_RAY, full
 from tests.support.ledger import wait_until
+from tests.support.paths import ROOT
 from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 from vecenv.testing import CountingEnv
 
@@ -95,3 +98,33 @@ def test_workers_use_the_levels_and_filters_of_the_program(make: Any) -> None:
         venv.reset()
         if make.keywords["context"] != "fork":  # a new worker gets what the first one got
             assert [venv.call("records")[0], venv.call("warnings")[0]] == expected
+
+
+IMPORTS_WITH_A_WARNING = """
+import sys, warnings
+warnings.simplefilter("ignore", FutureWarning)
+import old_sim, vecenv
+with vecenv.ShmemVectorEnv([old_sim.Env] * 2, context=sys.argv[1]) as venv:
+    print(venv.reset()[0].shape)
+"""
+OLD_SIM = """
+import warnings
+from vecenv.testing import CountingEnv as Env
+class Env(Env): pass
+warnings.warn("this simulator is old", FutureWarning)
+"""
+
+
+@pytest.mark.parametrize("context", ["forkserver", *full(["spawn"])])
+def test_filters_also_hold_for_warnings_of_imports(context: str, tmp_path: Path) -> None:
+    """The default start method imports the module in a server. `spawn` imports it in each worker."""
+    (tmp_path / "old_sim.py").write_text(OLD_SIM)
+    path = os.pathsep.join((str(ROOT), str(tmp_path)))
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS_WITH_A_WARNING, context],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(2, 5)\n", "")

@@ -25,6 +25,7 @@ from typing import Any
 from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.pool.start_methods import search_path, start_process
 from vecenv.backends.worker.preloaded_server import AUTHKEY_BYTES, ImportReport, serve
+from vecenv.backends.worker.reporting import Reporting
 from vecenv.backends.worker.worker_setup import running_files
 from vecenv.portability import signals_at_end_of_starter
 
@@ -58,7 +59,8 @@ class PreloadedServer(forkserver.ForkServer):
                 listener.listen()
                 self._forkserver_address = listener.getsockname()
                 fds = [Descriptor(fd) for fd in (listener.fileno(), alive_r, report_w)]
-                args = (*fds, self._forkserver_authkey, environ, names, running_files())
+                reporting = Reporting.of_this_process()
+                args = (*fds, self._forkserver_authkey, environ, names, running_files(), reporting)
                 self.process = start_process("forkserver", serve, args, "vecenv-preloaded")
             os.close(report_w)
             report_w = -1

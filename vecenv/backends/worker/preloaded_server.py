@@ -26,6 +26,7 @@ import numpy as np
 from vecenv import portability
 from vecenv.backends.host.forked_copy import copy_mark, end_copy
 from vecenv.backends.ipc.serialization import Descriptor
+from vecenv.backends.worker.reporting import Reporting
 from vecenv.backends.worker.worker_setup import leave_forkserver, set_environment, set_files_of_starters
 
 AUTHKEY_BYTES = 32
@@ -50,6 +51,7 @@ def serve(
     environ: dict[str, str],
     names: Sequence[str],
     imports: frozenset[str],
+    reporting: Reporting,
 ) -> None:
     # Import this module only here, because it changes signal handlers in children of the user's own forkserver.
     from vecenv.backends.worker import forkserver_preload
@@ -59,6 +61,7 @@ def serve(
     portability.signal_at_end_of_starter(signal.SIGKILL)
     set_environment(environ)
     set_files_of_starters(imports)
+    reporting.apply_filters()
     result = import_all(names)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

@@ -21,19 +21,23 @@ class Reporting:
 
     @classmethod
     def of_this_process(cls) -> Reporting:
-        loggers = {"": logging.root, **logging.root.manager.loggerDict}
-        levels = {name: level for name, each in loggers.items() if (level := getattr(each, "level", logging.NOTSET))}
-        filters = [
+        levels = {name: getattr(each, "level", 0) for name, each in logging.root.manager.loggerDict.items()}
+        levels = {"": logging.root.level, **{name: level for name, level in levels.items() if level}}
+        filters: list[Any] = warnings.filters  # type: ignore[assignment]
+        found = [
             (action, _pattern(message), category.__module__, category.__qualname__, _pattern(module), line)
-            for action, message, category, module, line in reversed(warnings.filters)
+            for action, message, category, module, line in reversed(filters)
         ]
-        return cls(levels, logging.root.manager.disable, filters)
+        return cls(levels, logging.root.manager.disable, found)
 
     def apply(self) -> None:
-        """Set levels and filters. Skip filters for classes of modules that this process has not imported."""
         for name, level in self.levels.items():
             logging.getLogger(name).setLevel(level)
         logging.disable(self.disabled)
+        self.apply_filters()
+
+    def apply_filters(self) -> None:
+        """Replace the filters of this process. Skip filters for classes of modules that it has not imported."""
         warnings.resetwarnings()
         for action, message, where, name, module, line in self.filters:
             category = getattr(sys.modules.get(where), name, None)
