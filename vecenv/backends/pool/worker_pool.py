@@ -172,9 +172,7 @@ class WorkerPool(ABC):
             eager=self.eager,
             control=Descriptor(self.control.fd),
             stacks=Descriptor(worker.stacks),
-            setup=WorkerSetup(
-                env_fns, registered, states=self._states, large=self.large, reporting=self._reporting
-            ),
+            setup=WorkerSetup(env_fns, registered, states=self._states, large=self.large, reporting=self._reporting),
             seeds=worker_seeds(worker.index),
             server=self.server,
             transport=self._transport_args(worker),
