@@ -56,6 +56,15 @@ class StepBatch(NamedTuple):
 StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
 
 
+def dtype_of_rows(rows: np.ndarray) -> np.dtype[Any]:
+    """Return the dtype of a column for `rows`: object for texts, because numpy's dtype has the longest text's length.
+
+    >>> dtype_of_rows(np.array(["left", "up"])), dtype_of_rows(np.zeros(2))
+    (dtype('O'), dtype('float64'))
+    """
+    return np.dtype(object) if rows.dtype.kind == "U" else rows.dtype
+
+
 def check_policy_names(outputs: Iterable[str]) -> None:
     for name in outputs:
         if not isinstance(name, str):
@@ -107,6 +116,7 @@ class StepExtras:
         if not isinstance(returned, dict):
             raise TypeError(f"on_step must return a dict of arrays or None; it returned {type(returned).__name__}")
         extras = {name: np.array(rows) for name, rows in returned.items()}
+        extras = {name: rows.astype(dtype_of_rows(rows), copy=False) for name, rows in extras.items()}
         for name, rows in extras.items():
             if rows.shape[:1] != step.env_id.shape:
                 count = len(step.env_id)

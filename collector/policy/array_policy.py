@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.basics.timing import Clock
-from collector.batch.step_extras import InfoExtras, RowLayout, check_policy_names
+from collector.batch.step_extras import InfoExtras, RowLayout, check_policy_names, dtype_of_rows
 from collector.policy.action_trees import action_layouts, flatten, unflatten
 from collector.policy.collector_policy import CollectorPolicy, Outputs
 from collector.policy.keyed_noise import restored_generators
@@ -161,12 +161,17 @@ class OutputCheck:
         return outputs
 
     def flatten_actions(self, outputs: dict[Any, Any]) -> dict[str, Any]:
-        """Replace Dict or Tuple actions by an entry per array, such as `action['move']`."""
-        if not self._is_tree:
+        """Replace Dict or Tuple actions by an entry per array, such as `action['move']`.
+
+        A list stays one action per env if the action space is not a space of arrays, such as Text and Sequence.
+        """
+        if self.expected and not self._is_tree:
             return outputs
         action = outputs.pop("action")
-        if not isinstance(action, (dict, tuple)):
-            return {"action": nest.object_array(action) if isinstance(action, list) else action, **outputs}
+        if isinstance(action, list):
+            return {"action": nest.object_array([nest.tensor_on_host(each) for each in action]), **outputs}
+        if not (self._is_tree and isinstance(action, (dict, tuple))):
+            return {"action": action, **outputs}
         if not self.expected:
             raise TypeError(
                 f"the policy returned 'action' as a {type(action).__name__}; the action space {self._space} has "
@@ -182,7 +187,7 @@ class OutputCheck:
                 raise ValueError(
                     f"the policy returned {name!r} of shape {values.shape} for {rows} observations; it must be {should}"
                 )
-        layout = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
+        layout = {name: (values.shape[1:], dtype_of_rows(values)) for name, values in outputs.items()}
         if self.returned and layout != self.returned:
             raise TypeError(f"the policy returned {layout} (shape of a row, dtype) after {self.returned} before")
         in_space = {name: each for name, each in self.expected.items() if name in layout}
@@ -193,14 +198,18 @@ class OutputCheck:
                     f"the policy returned {name!r} of shape {(rows, *shape)}; for the action space it must be "
                     f"{(rows, *expected)}"
                 )
-        self._to_cast = [name for name, each in in_space.items() if layout[name] != each]
+        self._to_cast = [
+            name for name, each in layout.items() if in_space.get(name, each) != each or outputs[name].dtype != each[1]
+        ]
         self.returned = layout
         self.layout = {
             name: in_space.get(name, each) for name, each in layout.items() if name == "action" or name not in in_space
         }
 
     def _cast(self, name: str, action: np.ndarray) -> np.ndarray:
-        """Cast actions to the action space, because batches store the actions that envs execute."""
+        """Cast actions to the action space, because batches store the actions that envs execute. Texts: to objects."""
+        if name not in self.expected:
+            return action.astype(object)
         shape, dtype = self.expected[name]
         cast = action if action.dtype == dtype else cast_exactly(action, dtype)
         if cast is None or (action.dtype.kind == "f" and dtype.kind != "f"):
