@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class CollectorStats:
-    """Seconds per kind of work since the first batch.
+    """Seconds per kind of work since the first batch, and counts of steps and episodes.
 
     >>> print(CollectorStats(env=6.0, policy=2.0, transfer=1.0, storage=0.5, idle=0.5, frames=4000))
     400 frames/s; envs 60 %, policy 20 %, transfers 10 %, storage 5 %, idle 5 %, hooks 0 %
@@ -50,6 +51,10 @@ class CollectorStats:
     """Calling the step hook (`on_step=` of `collect`), reading infos, and rendering."""
     broken_episodes: int = 0
     """Number of episodes that ended because their env failed."""
+    episodes: int = 0
+    """Number of episodes that ended, without broken episodes."""
+    mean_return: float = math.nan
+    """Mean return of the last 100 of these episodes, or NaN without episodes. Vectors of rewards count with their sums."""
 
     @property
     def total(self) -> float:
@@ -81,7 +86,8 @@ class CollectorStats:
         parts = ", ".join(_percent(name, share) for name, share in self.shares.items())
         count = self.broken_episodes
         broken = f"; {count} broken episode{'s' * (count > 1)}" if count else ""
-        return f"{self.frames_per_second:,.0f} frames/s; {parts}{broken}"
+        ended = f"; {self.episodes} episodes, mean return {self.mean_return:g}" if self.episodes else ""
+        return f"{self.frames_per_second:,.0f} frames/s; {parts}{ended}{broken}"
 
 
 def _percent(name: str, share: float) -> str:

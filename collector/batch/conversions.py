@@ -64,6 +64,7 @@ def flat_columns(rollout: Any) -> dict[str, Any]:
         "tail_rows": convert_like(tails, rollout.reward),
         "tail_obs": tail_obs,
         "broken_ids": rollout.broken_ids,
+        "episode_returns": rollout.episode_returns,
     }
 
 
@@ -126,6 +127,7 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
         "mask": convert_like(mask, flat.reward),
         "broken": convert_like(mask & np.isin(ids[starts], flat.broken_ids)[:, None], flat.reward),
         "broken_ids": flat.broken_ids,
+        "episode_returns": flat.episode_returns,
     }
 
 

@@ -63,6 +63,11 @@ class Steps(ABC):
     """Numpy array: ids of episodes that ended in this batch because their env failed."""
     extras: dict[str, Any] = field(default_factory=dict)
     """Additional columns by name, from the policy, a step hook (`on_step=`), infos or `episode_seeds`."""
+    episode_returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    """Numpy array, float64 `(E,)`, or `(E, m)` for vectors of m rewards: sum of the rewards of each episode that ended in
+    this batch, including its steps in earlier batches. Ordered by env, then by time. Broken episodes do not count, nor
+    episodes that began before the collector.
+    """
 
     @property
     def done(self) -> Any:
@@ -102,7 +107,7 @@ class Steps(ABC):
         """
         from collector.device.tensors import check_dtypes, to_device  # numpy batches need no torch
 
-        names = [each.name for each in fields(self) if each.name != "broken_ids"]
+        names = [each.name for each in fields(self) if each.name not in ("broken_ids", "episode_returns")]
         for name in names:
             check_dtypes(name.removeprefix("all_"), getattr(self, name))
         return replace(self, **{name: to_device(getattr(self, name), device) for name in names})
@@ -326,7 +331,8 @@ def truncate_last(batch: Rollout | FlatRollout) -> None:
 
 def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:
     """Join consecutive numpy batches. Drop failed episodes, and episodes with ids in `left_out`."""
-    names = [each.name for each in fields(FlatRollout) if each.name not in ("tail_rows", "tail_obs", "broken_ids")]
+    others = "tail_rows", "tail_obs", "broken_ids", "episode_returns"
+    names = [each.name for each in fields(FlatRollout) if each.name not in others]
     columns = {name: join([getattr(batch, name) for batch in batches]) for name in names}
     broken_ids = np.concatenate([batch.broken_ids for batch in batches])
     kept = (~np.isin(columns["traj_ids"], np.concatenate([broken_ids, *left_out]))).nonzero()[0]

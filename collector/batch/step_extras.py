@@ -167,13 +167,17 @@ class InfoExtras:
         return {key: column for key, column in columns.items() if column is not None}
 
     def _column(self, key: str, infos: Any, env_ids: np.ndarray) -> np.ndarray | None:
-        values = {i: np.asarray(info[key]) for i, info in enumerate(infos) if key in info}
+        entries = {i: info[key] for i, info in enumerate(infos) if key in info}
+        if "." in key and not entries:
+            entries = {i: entry for i, info in enumerate(infos) for entry in _nested_entry(info, key)}
+        values = {i: np.asarray(entry) for i, entry in entries.items()}
         for i, value in values.items():
             if value.dtype.kind not in "biuf":
-                found = f"{key!r}={infos[i][key]!r}"
+                dotted = tuple(_dotted_keys({key: entries[i]}))
+                advice = "leave out this key" if dotted == (key,) else f"name its entries instead, as in {dotted}"
                 raise TypeError(
-                    f"info_keys: env {env_ids[i]} has {found}, which is not a number or an array of numbers; leave out "
-                    "this key"
+                    f"info_keys: env {env_ids[i]} has {key!r}={entries[i]!r}, which is not a number or an array of "
+                    f"numbers; {advice}"
                 )
             found_dtype = value.dtype
             if not value.ndim and found_dtype.kind != "b":
@@ -193,6 +197,21 @@ class InfoExtras:
         for i, value in values.items():
             rows[i] = value
         return rows
+
+
+def _nested_entry(info: Any, key: str) -> list[Any]:
+    """Return `[info["a"]["b"]]` for the key "a.b", or `[]` without this entry."""
+    if not isinstance(info, Mapping):
+        return []
+    name, _, rest = key.partition(".")
+    return [info[key]] if key in info else _nested_entry(info.get(name), rest)
+
+
+def _dotted_keys(info: Mapping[Any, Any], above: str = "") -> list[str]:
+    keys = list[str]()
+    for name, entry in info.items():
+        keys += _dotted_keys(entry, f"{above}{name}.") if isinstance(entry, Mapping) and entry else [f"{above}{name}"]
+    return keys
 
 
 def refuse_names(source: str, names: Iterable[str], taken: Iterable[str] = ()) -> None:

@@ -25,7 +25,7 @@ Columns = dict[str, Any]
 STEPS = ["all_obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version"]
 STEPS += ["mask", "broken", "extras"]
 """Fields of `Rollout` with the dimensions env and time."""
-OTHERS = ["env_ids", "broken_ids", "final_obs", "final_env", "final_time"]
+OTHERS = ["env_ids", "broken_ids", "episode_returns", "final_obs", "final_env", "final_time"]
 """Fields of `Rollout` with a row per env or ended episode."""
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,7 +52,8 @@ class BatchSource(LayerMark):
         self, env: Any, policy: Policy | None, config: CollectorConfig, make_loops: Callable[[LoopParts], Loops]
     ) -> None:
         self.env, self._config = env, config
-        self.clock, self.cutter, self.steps = Clock(), EpisodeCutter(), 0
+        self.clock, self.cutter, self.steps, self._ended = Clock(), EpisodeCutter(), 0, 0
+        self._recent_returns = deque[float](maxlen=100)
         self.episodes = Episodes(env.env_num, config.episode_seeds, resets_in_step(env), config.max_frames_per_traj)
         self.policy = make_policy(
             policy,
@@ -100,7 +104,8 @@ class BatchSource(LayerMark):
             batch = loop.collect(request._replace(policy=acting, version=version))
         self._last_round = self._round()
         check_rewards(batch)
-        return batch, self._totals(batch, request)
+        ended = self._totals(batch, request)
+        return replace(batch, episode_returns=ended.returns), ended
 
     def _random_actions(self) -> RandomActions:
         if self._random is None:
@@ -116,11 +121,20 @@ class BatchSource(LayerMark):
             request.on_step.fill(batch.extras, batch.shape)
         ended = self.cutter.totals(batch)
         self.steps += batch.frames
+        self._ended += len(ended.lens)
+        self._recent_returns.extend(sum(np.ravel(each).tolist()) for each in ended.returns)
         self.clock.lap("storage")
         return ended
 
     def stats(self) -> CollectorStats:
-        return CollectorStats(frames=self.steps, broken_episodes=self.episodes.broken, **self.clock.seconds)
+        recent = self._recent_returns
+        return CollectorStats(
+            frames=self.steps,
+            broken_episodes=self.episodes.broken,
+            episodes=self._ended,
+            mean_return=sum(recent) / len(recent) if recent else math.nan,
+            **self.clock.seconds,
+        )
 
     def warn_of_failures(self) -> None:
         count = self.episodes.broken

@@ -71,7 +71,7 @@ class SyncDataCollector(BaseCollector):
         episode_seeds: iterable of pairs `(number, seed)`, such as `EpisodeSeeds`. Each episode is played to its end.
         transforms: one or a list of `vecenv.transforms`, which run on the policy's device.
         info_keys: keys of infos. `batch.extras[key]` has the entry after a step. A policy with a parameter of this name
-            gets the entry before the step.
+            gets the entry before the step. A dotted key, such as "episode.r", names an entry of a dict.
         env_options: keywords of the `backend`, such as `num_workers`, `step_timeout` and `on_error`.
 
     Raises `TypeError` and `ValueError` for invalid arguments. If you passed a vector env, it then stays open.
@@ -369,7 +369,9 @@ class SyncDataCollector(BaseCollector):
         return f"{type(self).__name__}({self.env!r}, {self.frames_per_batch} frames a batch, {so_far})"
 
     def stats(self) -> CollectorStats:
-        """Return the seconds per kind of work. `print(collector.stats())` names the bottleneck."""
+        """Return the seconds per kind of work, and counts of steps and episodes. `print(collector.stats())` names the
+        bottleneck.
+        """
         return self._source.stats()
 
     def shutdown(self, close_env: bool = True) -> None:

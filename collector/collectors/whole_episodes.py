@@ -60,8 +60,9 @@ class EpisodeCollection:
         ends = [each._replace(returns=self._reward_shape.fit(each.returns)) for each in ends]
         all_ends = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
         order = np.argsort(all_ends.env_ids, kind="stable")
+        all_ends = Ended(*(column[order] for column in all_ends))
         self._abandon_started()
-        return _whole(batches) if keep else None, Ended(*(column[order] for column in all_ends))
+        return replace(_whole(batches), episode_returns=all_ends.returns) if keep else None, all_ends
 
 
 def _whole(batches: list[FlatRollout]) -> FlatRollout:

@@ -16,6 +16,7 @@ from collector import (
     Episode,
     EpisodeCutter,
     Interruptor,
+    MultiStep,
     SequenceSummaryStats,
     StepBatch,
     SyncDataCollector,
@@ -437,6 +438,34 @@ def test_statistics_are_those_of_a_hand_written_loop() -> None:
     np.testing.assert_array_equal(stats.returns, stats.lens)
 
 
+@kinds
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"split_trajs": True}, {"postproc": MultiStep(3, 0.9)}, {"storing_device": "cpu"}, {"return_same_td": True}],
+    ids=str,
+)
+def test_a_batch_has_the_returns_of_the_episodes_that_end_in_it(kind: type, options: dict[str, Any]) -> None:
+    """Forms of a batch keep them, also `MultiStep`, which changes the rewards."""
+    found, expected = list[float](), list[float]()
+    with DummyVectorEnv(cartpoles(3)) as venv, DummyVectorEnv(cartpoles(3)) as same:
+        cutter = EpisodeCutter()
+        with kind(venv, lean, frames_per_batch=30, **options) as it, kind(same, lean, frames_per_batch=30) as plain:
+            assert np.isnan(it.stats().mean_return)
+            it.set_seed(1)
+            plain.set_seed(1)
+            for _ in range(14):
+                ended = cutter.cut(plain.next())
+                returns = it.next().episode_returns
+                assert (type(returns), returns.dtype) == (np.ndarray, np.float64)
+                found += returns.tolist()
+                expected += ended.returns[np.argsort(ended.env_id, kind="stable")].tolist()
+            stats = it.stats()
+    assert found == expected
+    assert len(found) > 6
+    assert (stats.episodes, stats.mean_return) == (len(found), pytest.approx(np.mean(found)))
+    assert f"; {len(found)} episodes, mean return {stats.mean_return:g}" in str(stats)
+
+
 class TestStats:
     def test_summaries(self) -> None:
         nothing = CollectStats(0, 5, 1.0, np.zeros(0), np.zeros(0, np.int64), None)
@@ -469,7 +498,9 @@ class TestStats:
         ) as collector:
             stats = collector.collect(n_episode=4)
             assert collector.rollout().reward.shape == (2, 4, 2)
+            assert (collector.stats().episodes, collector.stats().mean_return) == (6, 11.5)
         assert stats.returns.tolist() == [[3, 6], [3, 6], [4, 10], [4, 10]]
+        assert stats.batch.episode_returns.tolist() == stats.returns.tolist()
 
 
 @kinds

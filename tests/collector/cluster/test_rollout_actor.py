@@ -129,7 +129,8 @@ def by_episode(obs: np.ndarray) -> np.ndarray:
 
 def assert_same(batch: Rollout, expected: Rollout) -> None:
     assert_equal(arrays(batch), arrays(expected))
-    for name in ("env_ids", "final_env", "final_time", "final_obs", "mask", "broken", "broken_ids", "policy_version"):
+    others = "broken_ids", "episode_returns"
+    for name in ("env_ids", "final_env", "final_time", "final_obs", "mask", "broken", "policy_version", *others):
         np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name), err_msg=name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -75,6 +76,39 @@ def test_with_seeds_of_episodes() -> None:
         for batch in it:
             flat = batch.flatten()
             np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
+
+
+class TellsEpisode(Countdown):
+    """Countdown with gymnasium's entry of `RecordEpisodeStatistics` at the end, and an entry with a dot in its name."""
+
+    def step(self, action: Any) -> Any:
+        *step, over, truncated, info = super().step(action)
+        info = {"a.b": self.taken, "sim": {"physics": {"speed": 0.5 * self.taken}}}
+        return *step, over, truncated, info | ({"episode": {"r": 1.5, "l": self.taken, "t": 0.1}} if over else {})
+
+
+@kinds
+def test_a_dotted_key_is_an_entry_of_a_dict(kind: type) -> None:
+    keys = ("episode.r", "episode.l", "sim.physics.speed", "a.b")
+    with kind([partial(TellsEpisode, 3)] * 2, zeros, frames_per_batch=12, info_keys=keys, backend="dummy") as it:
+        flat = it.next().flatten()
+    np.testing.assert_array_equal(flat.extras["episode.r"], 1.5 * flat.terminated)
+    np.testing.assert_array_equal(flat.extras["episode.l"], 3 * flat.terminated)
+    np.testing.assert_array_equal(flat.extras["sim.physics.speed"], 0.5 * (flat.step_count + 1))
+    np.testing.assert_array_equal(flat.extras["a.b"], flat.step_count + 1)
+    assert flat.extras["episode.l"].dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [("episode", "('episode.r', 'episode.l', 'episode.t')"), ("sim.physics", "('sim.physics.speed',)")],
+)
+def test_the_error_for_a_dict_names_the_keys_of_its_entries(key: str, named: str) -> None:
+    with (
+        SyncDataCollector([partial(TellsEpisode, 3)], zeros, frames_per_batch=4, info_keys=(key,)) as it,
+        pytest.raises(TypeError, match=re.escape(f"name its entries instead, as in {named}")),
+    ):
+        it.next()
 
 
 @kinds
