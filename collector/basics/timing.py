@@ -54,7 +54,8 @@ class CollectorStats:
     episodes: int = 0
     """Number of episodes that ended, without broken episodes."""
     mean_return: float = math.nan
-    """Mean return of the last 100 of these episodes, or NaN without episodes. Vectors of rewards count with their sums."""
+    """Mean return of the last 100 of these episodes, or NaN without episodes. A vector of rewards counts with its sum.
+    """
 
     @property
     def total(self) -> float:

@@ -64,9 +64,9 @@ class Steps(ABC):
     extras: dict[str, Any] = field(default_factory=dict)
     """Additional columns by name, from the policy, a step hook (`on_step=`), infos or `episode_seeds`."""
     episode_returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    """Numpy array, float64 `(E,)`, or `(E, m)` for vectors of m rewards: sum of the rewards of each episode that ended in
-    this batch, including its steps in earlier batches. Ordered by env, then by time. Broken episodes do not count, nor
-    episodes that began before the collector.
+    """Numpy array, float64 `(E,)`, or `(E, m)` for vectors of m rewards: the return of each episode that ended in this
+    batch, with the rewards of earlier batches. Ordered by env, then by time. Broken episodes, and episodes that began
+    before the first batch, are left out.
     """
 
     @property

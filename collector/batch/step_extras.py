@@ -173,7 +173,7 @@ class InfoExtras:
         values = {i: np.asarray(entry) for i, entry in entries.items()}
         for i, value in values.items():
             if value.dtype.kind not in "biuf":
-                dotted = tuple(_dotted_keys({key: entries[i]}))
+                dotted = tuple(dotted_keys({key: entries[i]}))
                 advice = "leave out this key" if dotted == (key,) else f"name its entries instead, as in {dotted}"
                 raise TypeError(
                     f"info_keys: env {env_ids[i]} has {key!r}={entries[i]!r}, which is not a number or an array of "
@@ -207,10 +207,11 @@ def _nested_entry(info: Any, key: str) -> list[Any]:
     return [info[key]] if key in info else _nested_entry(info.get(name), rest)
 
 
-def _dotted_keys(info: Mapping[Any, Any], above: str = "") -> list[str]:
+def dotted_keys(info: Mapping[Any, Any], above: str = "") -> list[str]:
+    """Return the keys of an info, with "a.b" for each key "b" of a dict "a"."""
     keys = list[str]()
     for name, entry in info.items():
-        keys += _dotted_keys(entry, f"{above}{name}.") if isinstance(entry, Mapping) and entry else [f"{above}{name}"]
+        keys += dotted_keys(entry, f"{above}{name}.") if isinstance(entry, Mapping) and entry else [f"{above}{name}"]
     return keys
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from collector.basics.timing import Clock, CollectorStats
 from collector.batch.rollout import check_rewards
-from collector.batch.step_extras import StepExtras, StepHook
+from collector.batch.step_extras import StepExtras, StepHook, dotted_keys, without_last
 from collector.collectors.batch_request import BatchRequest, LoopParts
 from collector.collectors.collector_config import CollectorConfig
 from collector.episodes.env_episodes import Episodes
@@ -76,7 +76,7 @@ class BatchSource(LayerMark):
         parts = LoopParts(env, self.policy, self.episodes, self.clock, config.interruptor.collection_stopped)
         self._loop, self._episode_loop, self._in_flight = make_loops(parts)
         self._info_layout: dict[str, Any] = {}
-        self._warned_of_failures = False
+        self._warned_of_failures = self._checked_keys = False
         self._last_round = self._round()
 
     @property
@@ -147,6 +147,19 @@ class BatchSource(LayerMark):
             "marks the steps of these episodes, and `mask` is False in the rows of the failures. "
             "This warning is given once; collector.stats() counts all broken episodes"
         )
+
+    def warn_of_unknown_keys(self) -> None:
+        """Warn once an episode has ended, because some envs return an entry only then."""
+        if self._checked_keys or not self._ended:
+            return
+        self._checked_keys = True
+        if unknown := [key for key in self._config.info_keys if key not in self._info_layout]:
+            latest = (without_last(info) for info in self.episodes.infos if info is not None)
+            warn_caller(
+                f"info_keys: no info has had {', '.join(map(repr, unknown))}, although an episode has ended; the latest "
+                f"infos have {sorted({key for info in latest for key in dotted_keys(info)})}. Until an info "
+                "has the key, `batch.extras` lacks it, and a policy with this parameter gets None"
+            )
 
     def note_failure(self, error: BaseException) -> bool:
         """Add a note to the error that ended a batch. Return whether the collector can continue."""

@@ -188,6 +188,7 @@ class SyncDataCollector(BaseCollector):
         with self._in_use():
             found: tuple[Any, Ended] = self._source.collect(request)
         self._source.warn_of_failures()
+        self._source.warn_of_unknown_keys()
         return found
 
     def collect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from functools import partial
 from typing import Any
 
@@ -109,6 +110,23 @@ def test_the_error_for_a_dict_names_the_keys_of_its_entries(key: str, named: str
         pytest.raises(TypeError, match=re.escape(f"name its entries instead, as in {named}")),
     ):
         it.next()
+
+
+@kinds
+def test_a_warning_names_a_key_that_no_info_has_had_when_episodes_have_ended(kind: type) -> None:
+    """An entry may come only at some ends of episodes, as "TimeLimit.truncated" of Shimmy's envs of old gym."""
+    known = r"\['a.b', 'env_id', 'sim.physics.speed'\]"
+    message = f"no info has had 'a.c', 'epsode.r', although an episode has ended; the latest infos have {known}"
+    keys = ("a.c", "a.b", "epsode.r", "episode.r")
+    with kind([partial(TellsEpisode, 5)] * 2, zeros, frames_per_batch=8, info_keys=keys, backend="dummy") as it:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert {*it.next().extras} == {"a.b"}, "no episode has ended"
+        with pytest.warns(RuntimeWarning, match=message):
+            assert {*it.next().extras} == {"a.b", "episode.r"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            it.next()
 
 
 @kinds
