@@ -156,8 +156,8 @@ class BatchSource(LayerMark):
         if unknown := [key for key in self._config.info_keys if key not in self._info_layout]:
             latest = (without_last(info) for info in self.episodes.infos if info is not None)
             warn_caller(
-                f"info_keys: no info has had {', '.join(map(repr, unknown))}, although an episode has ended; the latest "
-                f"infos have {sorted({key for info in latest for key in dotted_keys(info)})}. Until an info "
+                f"info_keys: no info has had {', '.join(map(repr, unknown))}, although an episode has ended; the "
+                f"latest infos have {sorted({key for info in latest for key in dotted_keys(info)})}. Until an info "
                 "has the key, `batch.extras` lacks it, and a policy with this parameter gets None"
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 from collector.basics.interruptor import Interruptor
 from collector.batch.step_extras import check_info_keys
 from collector.policy.policy_call import ExplorationType, as_exploration_type
-from vecenv.extending import at_least_one, check_count, whole
+from vecenv.extending import at_least_one, check_count, warn_caller, whole
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -121,13 +121,13 @@ def limit(name: str, number: Any) -> int:
 
 
 def check_total_frames(total_frames: Any, frames_per_batch: int) -> int:
-    """Return `total_frames`, or -1 for `None` and negative values. Raise `ValueError` for 0 or an incomplete batch."""
+    """Return `total_frames`, or -1 for `None` and negative values. Warn of an incomplete batch, and refuse 0."""
     total_frames = -1 if total_frames is None else max(-1, whole("total_frames", total_frames))
     if total_frames == 0:
         raise ValueError("total_frames must be at least 1, or -1 for a collector without end; got 0")
     if total_frames > 0 and total_frames % frames_per_batch:
-        raise ValueError(
-            f"total_frames={total_frames} is not a multiple of frames_per_batch={frames_per_batch}; "
-            f"use {-(-total_frames // frames_per_batch) * frames_per_batch}, or another frames_per_batch"
+        warn_caller(
+            f"total_frames={total_frames} is not a multiple of frames_per_batch={frames_per_batch}: it is rounded up "
+            f"to {-(-total_frames // frames_per_batch) * frames_per_batch}, so that all batches are full"
         )
     return total_frames

@@ -46,7 +46,7 @@ class SyncDataCollector(BaseCollector):
         create_env_fn: a vector env, a callable that makes a vector env or env, or a list of gymnasium ids or callables.
         policy: a callable, see `collector.policy`. `None`: random actions.
         frames_per_batch: steps of all envs per batch, rounded up to a multiple of the number of envs.
-        total_frames: the iterator ends after this many steps, a multiple of `frames_per_batch`. -1 or `None`: no end.
+        total_frames: the iterator ends after this many steps, rounded up to whole batches. -1 or `None`: no end.
         device: default for `policy_device` and `storing_device`.
         storing_device: batches hold tensors on this device. `None`: numpy arrays.
         policy_device: the policy gets tensors on this device. `None`: modules get tensors, other policies get arrays.

@@ -363,7 +363,6 @@ NO_WHOLE_NUMBERS = {
 }
 AN_ENV = r"create_env_fn\[1\] must be a callable that makes an env; got <.*Countdown.*lambda: make_env"
 WRONG = [
-    ({"total_frames": 25}, ValueError, r"total_frames=25 .* frames_per_batch=10; use 30"),
     *(({name: number}, ValueError, "at least 1") for name, number in (("frames_per_batch", 0), ("total_frames", 0))),
     ({"frames_per_batch": -5}, ValueError, "at least 1"),
     *(
@@ -411,6 +410,16 @@ class TestFrames:
         assert venv.is_closed
         assert list(collector) == []
         assert collector.next() is None
+
+    @kinds
+    def test_total_frames_are_rounded_up_to_whole_batches_with_a_warning(self, kind: type) -> None:
+        """As `SyncDataCollector` of TorchRL, and `learn` of SB3."""
+        message = "total_frames=25 is not a multiple of frames_per_batch=10: it is rounded up to 30"
+        with pytest.warns(RuntimeWarning, match=message):
+            collector = kind(DummyVectorEnv(countdowns(3, 4)), zeros, frames_per_batch=10, total_frames=25)
+        assert len(collector) == 3
+        assert [batch.frames for batch in collector] == [10, 10, 10]
+        assert collector.frames == 30
 
     @pytest.mark.parametrize("total", [{}, {"total_frames": None}, {"total_frames": -7}], ids=str)
     def test_a_collector_without_total_frames_has_no_end(self, total: dict[str, Any]) -> None:

@@ -457,7 +457,6 @@ REFUSED = (
     ({"max_in_flight": 2}, ValueError, "max_in_flight above 1 needs sync=False"),
     ({"max_bytes_in_flight": 0}, ValueError, "max_bytes_in_flight must be an integer of at least 1"),
     ({"policy_device": "cuda"}, ValueError, r"num_gpus is 0: pass actors=ActorConfig\(num_gpus=1\)"),
-    ({"total_frames": 30, "frames_per_batch": 20}, ValueError, "not a multiple of frames_per_batch"),
     ({"create_env_kwargs": [{}, {}, {}]}, ValueError, "3 entries for 2 actors"),
     ({"info_keys": "x"}, TypeError, r"info_keys are the names of entries"),
     ({"interruptor": None}, TypeError, r"no arguments \['interruptor'\]"),
