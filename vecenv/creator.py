@@ -20,7 +20,7 @@ Kwargs = dict[str, Any]
 class EnvCreator:
     """Callable for `env_fns`. Its envs share state, also across processes.
 
-        make_env = EnvCreator(lambda: TransformedEnv(gym.make("Pendulum-v1"), VecNorm()))
+        make_env = EnvCreator(lambda: TransformedEnv(gym.make("Pendulum-v1"), VecNorm(["observation"])))
         venv = ShmemVectorEnv([make_env] * 8)     # all eight share the statistics
 
     Wrappers and transforms with the methods `shared_state` and `bind_shared_state` share state (see `SharedState`).

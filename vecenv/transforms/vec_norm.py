@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv.engine.arguments import check_number
+from vecenv.errors import warn_caller
 from vecenv.nest import as_array, tree_of
 from vecenv.running_mean_std import STATE_KEYS, RunningMeanStd, check_keys
 from vecenv.transforms.arrays import (
@@ -56,12 +57,14 @@ class VecNorm(Freezable):
     Floats keep their dtype, other numbers become float32. A `TransformedVectorEnv` has common statistics of all envs.
     In a `TransformedEnv`, each env has separate statistics, unless `EnvCreator` makes the envs. `state_dict` has
     `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` per entry. Raises ValueError for vector rewards
-    (leave out "reward"), or if learnt statistics do not fit the env.
+    (leave out "reward"), or if learnt statistics do not fit the env. Warns once if the first 100 rewards are equal and
+    not 0, because they become 0, for example in CartPole.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
     >>> from vecenv.transforms import TransformedVectorEnv
-    >>> with TransformedVectorEnv(DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 4), VecNorm(decay=1.0)) as venv:
+    >>> norm = VecNorm(["observation"], decay=1.0)
+    >>> with TransformedVectorEnv(DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 4), norm) as venv:
     ...     obs, info = venv.reset(seed=0)
     ...     venv.transform[0].state_dict()["observation_count"], bool(abs(obs.mean()) < 1e-6)
     (array(4.), True)
@@ -77,6 +80,8 @@ class VecNorm(Freezable):
             raise ValueError(f"decay must be above 0 and at most 1, got {decay}")
         self.norms_reward = in_keys is None or REWARD in in_keys
         keys = in_keys if in_keys is None or isinstance(in_keys, str) else [key for key in in_keys if key != REWARD]
+        self._watches_reward = self.norms_reward
+        """True until 100 rewards have shown if they differ."""
         self._set_arrays({})
         self._shared: Any = None
         """`SharedState` with the statistics, if `EnvCreator` shares them between envs."""
@@ -124,7 +129,22 @@ class VecNorm(Freezable):
         return {f"{name}_{key}": array for name, arrays in first for key, array in zip(STATE_KEYS, arrays, strict=True)}
 
     def reset(self, rows: Rows) -> None:
+        if self._watches_reward and not self.frozen:
+            self._warn_of_equal_rewards()
         self._norm_rows(rows)
+
+    def _warn_of_equal_rewards(self) -> None:
+        arrays = self._read()
+        mean, var, count = (float(as_array(arrays[f"{REWARD}_{key}"])) for key in ("mean", "var", "count"))
+        if count < 100:
+            return
+        self._watches_reward = False
+        if mean and var <= 1e-12 * mean**2:
+            warn_caller(
+                f"{self} subtracts the mean of the rewards. All rewards until now are {mean:g}, and become 0, so a "
+                "policy learns nothing from them: pass in_keys without 'reward', such as ['observation']. "
+                "NormalizeReward scales rewards without subtracting their mean"
+            )
 
     def step(self, rows: Rows) -> None:
         self._norm_rows(rows)

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.support.backends import FULL
 from tests.support.transform_envs import MIXED, VECTOR, Samples, normalised, plain
 from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv, nest
 from vecenv.nest import tree_of
+from vecenv.testing import CountingEnv
 from vecenv.transforms import Compose, RenameTransform, Rows, TransformedEnv, TransformedVectorEnv, VecNorm
 from vecenv.transforms.arrays import part
 
@@ -90,6 +92,40 @@ def test_what_it_has_learnt_goes_on_in_another():
 def test_vector_rewards_are_refused():
     with attached(VecNorm()) as venv, pytest.raises(ValueError, match="in_keys without 'reward'"):
         venv.transform.step(Rows(np.zeros((4, 5), np.float32), None, np.zeros((4, 2)), ids=np.arange(4)))
+
+
+class Pays(CountingEnv):
+    """Env with episodes of 30 steps and rewards of `reward(step)`."""
+
+    def __init__(self, reward):
+        super().__init__(length=30)
+        self.reward = reward
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, self.reward(self.t), *rest
+
+
+@pytest.mark.parametrize(
+    ("reward", "keys", "warns"),
+    [
+        (lambda step: 0.1, None, True),
+        (lambda step: -1, ["reward"], True),
+        (lambda step: 0.1, ["observation"], False),
+        (lambda step: 0.0, None, False),
+        (lambda step: step % 2, None, False),
+    ],
+    ids=["equal", "only the reward", "without reward", "zeros", "different"],
+)
+def test_a_warning_says_that_equal_rewards_become_zero(reward, keys, warns):
+    with TransformedVectorEnv(DummyVectorEnv([lambda: Pays(reward)] * 4), VecNorm(keys)) as venv:
+        venv.reset()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            rewards = [venv.step(np.zeros(4, np.int64), autoreset=True)[1] for _ in range(100)]
+    assert [str(each.message).count("become 0") for each in caught] == [1] * warns
+    if warns:
+        np.testing.assert_allclose(rewards, 0, atol=1e-6)
 
 
 # A state that is loaded before there is an env.
