@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from vecenv import nest
 from vecenv.backends.host.env_access import parts
 from vecenv.backends.host.env_checks import check_env
 from vecenv.backends.host.env_host import EnvReport, report_of
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.memory.shared_state import SharedState, Stateful, form_of
+from vecenv.running_mean_std import for_checkpoint
 
 Kwargs = dict[str, Any]
 
@@ -136,12 +138,15 @@ class EnvCreator:
         """
         self._kwargs, self._report = _merge_kwargs(self._kwargs, kwargs), None
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, Any]:
         """Return a copy of the shared state.
 
         Key "k.Class.name" has the array `name` of the k-th wrapper, transform or env with state, outermost first. The
-        arrays with the same k are a consistent snapshot.
+        arrays with the same k are a consistent snapshot. If the program has imported torch, the arrays are tensors.
         """
+        return for_checkpoint(self._read())
+
+    def _read(self) -> dict[str, np.ndarray]:
         return {
             f"{k}.{owner}.{name}": array
             for k, (owner, state) in enumerate(zip(self._names, self._states or (), strict=True))
@@ -153,8 +158,8 @@ class EnvCreator:
 
         Raises ValueError for wrong names or shapes, or values that a dtype cannot hold, before any change.
         """
-        now = self.state_dict()
-        new = {key: _cast(np.asarray(state_dict[key]), now[key]) for key in now.keys() & state_dict.keys()}
+        now = self._read()
+        new = {key: _cast(nest.as_array(state_dict[key]), now[key]) for key in now.keys() & state_dict.keys()}
         if wrong := [*(now.keys() ^ state_dict.keys()), *(key for key, array in new.items() if array is None)]:
             forms = {key: (value.shape, value.dtype.name) for key, value in now.items()}
             raise ValueError(f"the state_dict does not fit at {sorted(wrong)}; expected the shapes and dtypes {forms}")

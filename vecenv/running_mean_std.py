@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
@@ -132,13 +133,17 @@ class RunningMeanStd:
         return scaled.astype(dtype, copy=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of `{"mean", "var", "count", "skipped"}`."""
-        return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count, "skipped": self.skipped}
+        """Return copies of `{"mean", "var", "count", "skipped"}`.
+
+        If the program has imported torch, the arrays are tensors.
+        """
+        copies = {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count, "skipped": self.skipped}
+        return for_checkpoint(copies)
 
     def load_state_dict(self, state: Mapping[str, Any], shape: tuple[int, ...] | None = None) -> None:
         """Set the statistics to a `state_dict`. Raises ValueError for wrong keys, or a row shape other than `shape`."""
         check_keys(self, STATE_KEYS, state)
-        mean, var = np.array(state["mean"], dtype=np.float64), np.array(state["var"], dtype=np.float64)
+        mean, var = (np.array(nest.as_array(state[name]), dtype=np.float64) for name in ("mean", "var"))
         if not mean.shape == var.shape == (mean.shape if shape is None else shape):
             raise ValueError(f"the state does not fit {self}: its rows have the shapes {mean.shape} and {var.shape}")
         count, skipped = np.array(float(state["count"])), np.array(float(state["skipped"]))
@@ -153,7 +158,7 @@ class RunningMeanStd:
         together = RunningMeanStd()
         together.load_state_dict(states[0])
         for state in states[1:]:
-            mean, var = (np.asarray(state[name], np.float64) for name in ("mean", "var"))
+            mean, var = (np.asarray(nest.as_array(state[name]), np.float64) for name in ("mean", "var"))
             together.merge(float(state["count"]), mean, var, skipped=float(state["skipped"]))
         return together.state_dict()
 
@@ -165,6 +170,25 @@ def _sum(rows: np.ndarray) -> Any:
 def _sum_of_squares(array: np.ndarray) -> Any:
     # `vdot` calls BLAS, which is faster for few numbers. For many numbers, BLAS wakes threads that keep CPUs busy.
     return np.vdot(array, array) if array.size <= 8192 else np.einsum("i,i->", array.ravel(), array.ravel())
+
+
+def for_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the arrays of a state as tensors that share their memory, if the program has imported torch.
+
+    `torch.load` refuses arrays by default. Without torch, and for a dtype that torch lacks, arrays stay arrays.
+    """
+    torch = sys.modules.get("torch")
+
+    def converted(leaf: Any) -> Any:
+        if torch is None or not isinstance(leaf, np.ndarray):
+            return leaf
+        try:
+            return torch.from_numpy(leaf)
+        except (TypeError, ValueError):
+            return leaf
+
+    found: dict[str, Any] = nest.map(converted, state)
+    return found
 
 
 def check_keys(owner: Any, expected: Sequence[str], state: Mapping[str, Any]) -> None:

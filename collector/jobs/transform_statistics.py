@@ -37,7 +37,7 @@ def to_json(state: Any) -> Any:
     >>> to_json({"mean": np.array([0.5, np.inf]), "count": 3.0})
     {'mean': [0.5, 'inf'], 'count': 3.0}
     """
-    if isinstance(state, (np.ndarray, np.generic)):
+    if hasattr(state, "tolist"):  # an array, a tensor or a number of numpy
         state = state.tolist()
     if isinstance(state, dict):
         return {str(name): to_json(each) for name, each in state.items()}

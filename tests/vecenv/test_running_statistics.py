@@ -46,8 +46,7 @@ def by_vec_norm(batches, convert=np.asarray):
         for rows in batches:
             venv.transform[0].reset(Rows(convert(rows.copy()), None))
         state = venv.transform[0].state_dict()
-    assert all(isinstance(array, np.ndarray) for array in state.values())
-    return [state[f"observation_{name}"] for name in WHOLE]
+    return [np.asarray(state[f"observation_{name}"]) for name in WHOLE]
 
 
 def by_envs_that_share_one(batches):

@@ -247,7 +247,10 @@ class Transform:
         return copy.deepcopy(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the learnt statistics, without the state of episodes."""
+        """Return copies of the learnt statistics, without the state of episodes.
+
+        If the program has imported torch, arrays are tensors, because `torch.load` refuses arrays by default.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from vecenv.engine.arguments import check_number
 from vecenv.errors import warn_caller
 from vecenv.nest import as_array, tree_of
-from vecenv.running_mean_std import STATE_KEYS, RunningMeanStd, check_keys
+from vecenv.running_mean_std import STATE_KEYS, RunningMeanStd, check_keys, for_checkpoint
 from vecenv.transforms.arrays import (
     WHOLE,
     Array,
@@ -66,8 +66,8 @@ class VecNorm(Freezable):
     >>> norm = VecNorm(["observation"], decay=1.0)
     >>> with TransformedVectorEnv(DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 4), norm) as venv:
     ...     obs, info = venv.reset(seed=0)
-    ...     venv.transform[0].state_dict()["observation_count"], bool(abs(obs.mean()) < 1e-6)
-    (array(4.), True)
+    ...     float(venv.transform[0].state_dict()["observation_count"]), bool(abs(obs.mean()) < 1e-6)
+    (4.0, True)
     """
 
     has_state = True
@@ -209,7 +209,7 @@ class VecNorm(Freezable):
 
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Return copies of `(mean, standard deviation)` by entry. Raises RuntimeError if there are no entries yet."""
-        arrays = self.state_dict()
+        arrays = self._copies()
         if not arrays:
             raise RuntimeError(f"{self} has no statistics: make it part of an env, or load a state_dict")
         return {name: self._moments(name, arrays) for name in _entry_names(arrays)}
@@ -226,6 +226,9 @@ class VecNorm(Freezable):
         return chain[0] if len(chain) == 1 else Compose(*chain)
 
     def state_dict(self) -> dict[str, Any]:
+        return for_checkpoint(self._copies())
+
+    def _copies(self) -> dict[str, np.ndarray]:
         return {key: np.array(as_array(array)) for key, array in self._read().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -234,7 +237,7 @@ class VecNorm(Freezable):
         If names or shapes do not match, raises ValueError and changes nothing. Without an env, only names are checked.
         """
         state = state if state.keys() == self._read().keys() else _state_of_only_vec_norm(state, type(self).__name__)
-        arrays = {key: np.array(state[key], np.float64) for key in state}
+        arrays = {key: np.array(as_array(state[key]), np.float64) for key in state}
         if not self._read():
             self._set_entries(arrays)
             self._set_arrays(arrays)
@@ -258,11 +261,11 @@ class VecNorm(Freezable):
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the state of a transform that has seen the rows of all `states`."""
-        found: dict[str, Any] = {}
+        found: dict[str, np.ndarray] = {}
         for name in _entry_names(states[0]):
             own = [{each: state[f"{name}_{each}"] for each in STATE_KEYS} for state in states]
-            found |= {f"{name}_{each}": np.array(value) for each, value in RunningMeanStd.merged(own).items()}
-        return found
+            found |= {f"{name}_{each}": as_array(value) for each, value in RunningMeanStd.merged(own).items()}
+        return for_checkpoint(found)
 
     def shared_state(self) -> dict[str, np.ndarray]:
         """Return the statistics: own arrays, or copies of a bound `SharedState`."""
@@ -273,7 +276,7 @@ class VecNorm(Freezable):
         self._shared = state
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_arrays": self.state_dict(), "_statistics": None, "_shared": None}
+        return {**super().__getstate__(), "_arrays": self._copies(), "_statistics": None, "_shared": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
