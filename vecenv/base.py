@@ -134,7 +134,14 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         return self.engine.reset(self._as_ids(id, env_id), kwargs)
 
     def step(
-        self, action: Any, id: Any = None, *, env_id: Any = None, reset: Any = None, autoreset: Any = False
+        self,
+        action: Any,
+        id: Any = None,
+        *,
+        env_id: Any = None,
+        reset: Any = None,
+        autoreset: Any = False,
+        **kwargs: Any,
     ) -> Step:
         """Step the envs `id` (default: all), and return (obs, rew, terminated, truncated, info).
 
@@ -148,15 +155,17 @@ class BaseVectorEnv(LayerMark, EngineProperties):
             autoreset: True, or one seed per env (-1: no seed), also resets envs whose episode ends in this step (as
                 gymnasium's SAME_STEP). Their rows have the reward and flags of the step, and the observation and info
                 of the reset. The step's observation and info are in the info, as `final_obs` and `final_info`.
+            kwargs: arguments of `reset` for the envs in `reset`, such as `options` and `seed`. Lists follow the order
+                of `reset`.
 
         Returns for k envs:
             obs: `(k, ...)`, a dict or tuple of such arrays, or an object array if observations cannot be stacked.
             rew: float64 `(k,)` or `(k, m)`. terminated, truncated: bool `(k,)`. info: object array of dicts.
         """
         engine = self.engine
-        if self._exchanges and action is not None and id is None and env_id is None:
+        if self._exchanges and action is not None and id is None and env_id is None and not kwargs:
             return engine.exchange(action, reset, autoreset)
-        if action is None and reset is None:
+        if action is None and reset is None and not kwargs:
             engine.check_open()
             self._as_ids(id, env_id)
             if not self.is_async and not engine.status.in_flight:
@@ -166,8 +175,8 @@ class BaseVectorEnv(LayerMark, EngineProperties):
                 )
             return self.recv()
         if self._is_plain:
-            return engine.step(action, self._ids_of_round(action, id, env_id, reset), reset, autoreset)
-        first = partial(self.send, action, id, env_id=env_id, reset=reset, autoreset=autoreset)
+            return engine.step(action, self._ids_of_round(action, id, env_id, reset), reset, autoreset, kwargs)
+        first = partial(self.send, action, id, env_id=env_id, reset=reset, autoreset=autoreset, **kwargs)
         return self._run_both(first, self.recv)
 
     def send(
@@ -182,7 +191,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     ) -> None:
         """Start a step without waiting: the first half of `step`.
 
-        `kwargs` are reset arguments for the envs in `reset`. A list `seed` follows the order of `reset`.
+        `kwargs` are reset arguments for the envs in `reset`. Lists `seed` and `options` follow the order of `reset`.
         `send(None, reset=ids)` only resets.
 
         Raises ValueError, IndexError or TypeError for wrong actions or ids, RuntimeError if one of these envs is

@@ -85,6 +85,7 @@ class BaseCollector(ABC):
         exploration_type: value to take from a distribution that the policy returns.
         seed: seed of the separate envs, so that each evaluation starts the same episodes.
         eval_env: vector env to play in, which stays open. `None`: make envs like the collector's, for all evaluations.
+            They get copies of running statistics, but not what `set_env_attr`, `call` or reset options changed.
         keep: True to return the steps too.
 
         Raises `ValueError` if the collector cannot make the envs. Then pass `eval_env`.

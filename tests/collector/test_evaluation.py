@@ -38,6 +38,15 @@ def fns(n: int = 3) -> list[Any]:
     return [partial(Countdown, 7)] * n
 
 
+def test_attributes_of_the_training_envs_are_not_copied() -> None:
+    with SyncDataCollector(fns(2), Policy(), frames_per_batch=8) as collector, DummyVectorEnv(fns(2)) as eval_env:
+        for venv in (collector.env, eval_env):
+            venv.set_env_attr("length", 3)
+        assert collector.collect(n_episode=2).lens.tolist() == [3, 3]
+        assert collector.evaluate(2).lens.tolist() == [7, 7]
+        assert collector.evaluate(2, eval_env=eval_env).lens.tolist() == [3, 3]
+
+
 @kinds
 def test_an_exploration_type_around_a_call_takes_the_place_of_the_collectors(kind: type) -> None:
     with kind(DummyVectorEnv(fns()), Policy(), frames_per_batch=60) as collector:

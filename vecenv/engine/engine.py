@@ -143,8 +143,8 @@ class Engine:
         return rows
 
     @is_one_call
-    def step(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any) -> Any:
-        self._send(action, ids, reset, autoreset, NO_ARGUMENTS)
+    def step(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> Any:
+        self._send(action, ids, reset, autoreset, kwargs)
         return self._receive(False)
 
     @is_one_call
@@ -269,10 +269,8 @@ class Engine:
             args = reset_arguments(chosen, kwargs)
             encoded = {**encoded, **args} if kwargs else {i: encoded[i] for i in encoded if i not in args}
             ops = np.where(resets, np.uint8(opcodes.RESET_KWARGS if kwargs else opcodes.RESET), np.uint8(ops))
-        elif kwargs:
-            raise TypeError(
-                f"send() got {sorted(kwargs)}, which only resets use, but no ids to reset; pass them as reset=ids"
-            )
+        elif kwargs and reset is None:
+            raise TypeError(f"got {sorted(kwargs)}, which only resets use, but no ids to reset; pass them as reset=ids")
         if plain:
             self.mark.ids = self.all_ids
             self.mark.is_set = get_ident()

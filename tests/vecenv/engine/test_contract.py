@@ -49,6 +49,22 @@ class TestRounds:
                 want = [reference.reset(i, seed=10 * i) if i in order else reference.step(i, 0) for i in asked]
                 reference.compare(asked, venv.recv(), want)
 
+    @pytest.mark.parametrize("options", [{}, {"wait_num": N}, {"timeout": 9.0}], ids=str)
+    def test_a_step_takes_arguments_for_its_resets(self, options):
+        reference = ReferenceEnvs(N)
+        none, kwargs = np.zeros(N, np.bool_), {"options": [{"t": 2}, None], "seed": [30, 10]}
+        with DummyVectorEnv(reference.env_fns, **options) as venv:
+            venv.reset()
+            for i in range(N):
+                reference.reset(i)
+            reset = {3: {"options": {"t": 2}, "seed": 30}, 1: {"seed": 10}}
+            want = [reference.reset(i, **reset[i]) if i in reset else reference.step(i, 0) for i in range(N)]
+            reference.compare(range(N), venv.step([0] * N, reset=[3, 1], **kwargs), want)
+            want = [reference.reset(i, options={"t": 1}) for i in (0, 2)]
+            reference.compare([0, 2], venv.step(None, reset=[0, 2], options={"t": 1}), want)
+            want = [reference.step(i, 0) for i in range(N)]
+            reference.compare(range(N), venv.step([0] * N, reset=none, options={"t": 1}), want)
+
     def test_actions_of_envs_that_are_reset_are_ignored(self):
         with DummyVectorEnv(counting(2), check_actions=True) as venv:
             venv.reset()
