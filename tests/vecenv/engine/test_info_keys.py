@@ -114,7 +114,7 @@ def test_the_error_for_a_dict_names_the_keys_of_its_entries(key: str, named: str
 
 @kinds
 def test_a_warning_names_a_key_that_no_info_has_had_when_episodes_have_ended(kind: type) -> None:
-    """An entry may come only at some ends of episodes, as "TimeLimit.truncated" of Shimmy's envs of old gym."""
+    """An entry may come only at some ends of episodes, as "lap_finished" of gymnasium's CarRacing."""
     known = r"\['a.b', 'env_id', 'sim.physics.speed'\]"
     message = f"no info has had 'a.c', 'epsode.r', although an episode has ended; the latest infos have {known}"
     keys = ("a.c", "a.b", "epsode.r", "episode.r")
