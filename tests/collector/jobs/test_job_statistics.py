@@ -72,6 +72,7 @@ class TestLearning:
         assert_nothing_is_lost(tmp_path / "a")
 
     @FULL
+    @pytest.mark.filterwarnings("ignore:VecNorm.* subtracts the mean of the rewards:RuntimeWarning")
     def test_the_first_observations_after_a_resume_are_normalised_by_what_came_before(self, tmp_path: Path) -> None:
         run_job(learning(), tmp_path / "a", on_progress=stop_at(20))
         known = set(Dataset(tmp_path / "a").numbers.tolist())
