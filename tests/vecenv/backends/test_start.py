@@ -16,8 +16,10 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import psutil
@@ -137,7 +139,10 @@ def python(*arguments: str, stdin: str | None = None, cwd: Path = ROOT, **option
         ("script", "forkserver"),
         *(
             pytest.param(how, context, marks=FULL)
-            for how, context in (("stdin", "fork"), ("command", "spawn"), ("notebook", "forkserver"))
+            for how, context in (
+                *(("stdin", "fork"), ("command", "spawn"), ("notebook", "forkserver")),
+                ("pdb", "forkserver"),  # pdb of Python 3.11 and 3.12 removes __spec__ from __main__
+            )
         ),
     ],
 )
@@ -152,7 +157,10 @@ def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None
     program = f"CONTEXT = {context!r}\n{PROGRAM}"
     script = tmp_path / "program" / "main.py"
     script.parent.mkdir()
-    if how == "script":
+    if how == "pdb":
+        script.write_text(program)
+        reported = python("-m", "pdb", "-c", "continue", "-c", "quit", str(script)).partition("The program finished")[0]
+    elif how == "script":
         script.write_text(program)
         (tmp_path / "gymnasium.py").write_text("raise SystemExit('not me')")
         reported = python(str(script), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -220,6 +228,19 @@ def square(number: int) -> int:
 def test_a_cached_function_of_a_module_travels_by_its_name() -> None:
     """The worker uses the cache of the function in its module."""
     assert loads_by_value(dumps_by_value([square]))[0] is square
+
+
+def test_functions_of_a_script_keep_the_name_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the stack of an env that hangs shows the file. cloudpickle 3.1.3 replaces the name."""
+    reduce = cloudpickle.Pickler.dispatch_table[CodeType]
+
+    def reduce_as_3_1_3(code: CodeType) -> Any:
+        make, arguments = reduce(code)
+        return make, (*arguments[:10], "<dynamic-code>", *arguments[11:])
+
+    monkeypatch.setitem(cloudpickle.Pickler.dispatch_table.maps[0], CodeType, reduce_as_3_1_3)
+    function = loads_by_value(dumps_by_value(lambda: lambda: 0))
+    assert [code.co_filename for code in (function.__code__, function().__code__)] == [__file__] * 2
 
 
 class Looks(Counter):

@@ -11,7 +11,7 @@ import threading
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from multiprocessing import context, reduction
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -23,6 +23,8 @@ QUICK_PACKAGES = {"__main__", "numpy", "gymnasium", "vecenv", "cloudpickle", *sy
 LIBRARIES = ("site-packages", "dist-packages")
 LARGE = 1 << 16
 """Bytes. Smaller arrays are copied into pickles."""
+CODE_FILENAME = 10
+"""Position of the file name in the arguments of `CodeType`, in Python 3.11 to 3.14."""
 _CachedFunction: Any = type(functools.lru_cache(maxsize=None)(len))
 
 
@@ -80,6 +82,12 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> functo
     return found
 
 
+def _reduce_code(code: CodeType) -> Any:
+    """Keep the file name, which stacks and coverage show. cloudpickle 3.1.3 writes "<dynamic-code>" instead."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return make, (*arguments[:CODE_FILENAME], code.co_filename, *arguments[CODE_FILENAME + 1 :])
+
+
 def _is_importable(function: Any) -> bool:
     module = function.__module__
     by_value = ["__main__", *cloudpickle.list_registry_pickle_by_value()]
@@ -119,7 +127,11 @@ def _memmap(array: np.ndarray) -> Any:
 
 class ByValuePickler(cloudpickle.Pickler):
     dispatch_table = ChainMap(
-        {_CachedFunction: _reduce_cached_function, functools.cached_property: _reduce_cached_property},
+        {
+            _CachedFunction: _reduce_cached_function,
+            functools.cached_property: _reduce_cached_property,
+            CodeType: _reduce_code,
+        },
         cloudpickle.Pickler.dispatch_table,
     )
 

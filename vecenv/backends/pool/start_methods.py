@@ -162,6 +162,9 @@ def _ensure_server() -> None:
     default: Any = context._default_context
     chosen = default._actual_context
     _server.set_forkserver_preload(PRELOAD)
+    vars(sys.modules["__main__"]).setdefault(
+        "__spec__", None
+    )  # as in any script; pdb of Python 3.11 and 3.12 removes it
     # The server must find the same modules as this process. A file in the working directory must not hide a library.
     with _environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(search_path())}):
         _server.ensure_running()
