@@ -10,6 +10,7 @@ from gymnasium import spaces
 from collector.device.tensors import resolve_device, torch
 from collector.device.torch_vector_env import TorchVectorEnv
 from vecenv import nest
+from vecenv.errors import EnvContractError
 
 try:
     from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
@@ -100,6 +101,11 @@ class TorchRLVectorEnv(EnvBase):
         self._latest = obs
         flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
         out = self._as_tensordict(obs)
+        if reward.numel() != self.reward_spec.shape.numel():
+            raise EnvContractError(
+                f"to_torchrl expects rewards of shape {tuple(self.reward_spec.shape[1:])}, but the envs return "
+                f"{tuple(reward.shape[1:])}: give the envs a reward_space, such as Box(-inf, inf, {tuple(reward.shape[1:])})"
+            )
         out.update({name: flag.unsqueeze(-1) for name, flag in flags.items()})
         return out.set("reward", reward.reshape(self.reward_spec.shape))
 

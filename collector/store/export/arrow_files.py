@@ -42,7 +42,7 @@ def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
     """
     layout = dataset.layout
     assert layout is not None
-    _check_sizes(layout)
+    _check_sizes(layout, "Parquet")
     out.mkdir(parents=True)
     fields = [*(pa.field(*each) for each in _PLACE.items()), *(_field(*each) for each in layout.rows.items())]
     columns = pa.schema(fields, {"head": json.dumps(dataset.head), "layout": schema.dump(layout.line())})
@@ -70,11 +70,13 @@ def column_names(layout: EpisodeLayout) -> dict[str, str]:
     return names if len({*names.values(), *_PLACE}) == len(names) + len(_PLACE) else {}
 
 
-def _check_sizes(layout: EpisodeLayout) -> None:
-    for name, row in layout.rows.items():
+def _check_sizes(layout: EpisodeLayout, target: str) -> None:
+    for path, name in nest.items(layout.names):
+        row = layout.rows[name]
         if not row.itemsize:
             raise DatasetError(
-                f"{name} has the shape {row.shape} without elements, which Parquet cannot store: leave it out"
+                f"{'.'.join(map(str, path))} has the shape {row.shape} without elements, which {target} cannot store: "
+                "leave it out when you record"
             )
 
 
@@ -112,7 +114,7 @@ def write_lerobot(
 ) -> None:
     """Write features named `observation.state`, `observation.image` or `observation.KEY`, `action` or `action.KEY`."""
     assert dataset.layout is not None
-    _check_sizes(dataset.layout)
+    _check_sizes(dataset.layout, "LeRobot")
     fps = at_least_one("fps", fps)
     job = dataset.head.get("job")
     task = task or (str(job.get("env", name.name)) if isinstance(job, dict) else name.name)

@@ -34,7 +34,7 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
     out.mkdir(parents=True)
     storage = MinariStorage.new(out / "data", *spaces, _spec(dataset.head), data_format="hdf5", jpeg_encoding=False)
     version = {"minari_version": minari.__version__, "dataset_id": dataset_id or id_of(name)}
-    storage.update_metadata({**version, **notes})
+    _add_metadata(storage, {**version, **notes})
     first = 0
     for block in dataset.blocks():
         storage.update_episodes([_buffer(episode, first + i) for i, episode in enumerate(block)])
@@ -45,6 +45,17 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
     about: Any = written.storage.get_episode_metadata(range(first))
     if len(dataset) != written.total_episodes or not all(map(_same, dataset, written.iterate_episodes(), about)):
         raise DatasetError(f"Minari reads other episodes from {out} than {dataset.folder} has: export as Parquet")
+
+
+def _add_metadata(storage: Any, notes: dict[str, Any]) -> None:
+    for key in {"author", "author_email"} & notes.keys():  # sets in Minari, where a text is usual
+        notes[key] = {notes[key]} if isinstance(notes[key], str) else set(notes[key])
+    try:
+        storage.update_metadata(notes)
+    except AssertionError as error:
+        raise TypeError(
+            f"Minari takes texts as metadata, and texts or sets as author and author_email: {notes}"
+        ) from error
 
 
 def _check_keys(path: str, space: Any) -> None:

@@ -20,7 +20,7 @@ from torchrl.envs.utils import check_env_specs  # noqa: E402
 
 from collector import TorchVectorEnv, to_torchrl  # noqa: E402
 from tests.support.transform_envs import MIXED, Samples  # noqa: E402
-from vecenv import DummyVectorEnv, ShmemVectorEnv, from_gymnasium  # noqa: E402
+from vecenv import DummyVectorEnv, EnvContractError, ShmemVectorEnv, from_gymnasium  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
 N = 3
@@ -30,7 +30,7 @@ class VectorRewards(Samples):
     reward_space = spaces.Box(-9, 9, (2,), np.float32)
 
     def step(self, action: Any) -> Any:
-        obs, reward, *rest = super().step(action)
+        obs, reward, *rest = Samples.step(self, action)
         return obs, np.array([reward, 1.0]), *rest
 
 
@@ -98,6 +98,16 @@ def test_transforms_of_torchrl_go_around_it() -> None:
     lengths = batch["next", "episode_reward"][ends]
     assert len(lengths) > 1
     assert (lengths > 7).all()
+    env.close()
+
+
+def test_vector_rewards_need_a_reward_space() -> None:
+    class NoRewardSpace(Samples):
+        step = VectorRewards.step
+
+    env = to_torchrl(DummyVectorEnv([NoRewardSpace] * N))
+    with pytest.raises(EnvContractError, match=r"shape \(1,\), but the envs return \(2,\): give .* a reward_space"):
+        env.rollout(1)
     env.close()
 
 

@@ -197,6 +197,8 @@ class RoundServer(BlockRounds, ABC):
             except BaseException as error:
                 env_id = self.first_id + j
                 text = f"{op} on env {env_id}: an argument or the result cannot be sent: {describe(error)}"
+                if op == "get_env_attr":
+                    text += '; if this is a method, call it: call("name"), or env_method("name") of SB3'
                 results[j] = dumps(capture(TypeError(text), env_id, op, local=False))
         return pickle.dumps(results)
 
