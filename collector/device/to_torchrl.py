@@ -102,9 +102,10 @@ class TorchRLVectorEnv(EnvBase):
         flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
         out = self._as_tensordict(obs)
         if reward.numel() != self.reward_spec.shape.numel():
+            found, expected = tuple(reward.shape[1:]), tuple(self.reward_spec.shape[1:])
             raise EnvContractError(
-                f"to_torchrl expects rewards of shape {tuple(self.reward_spec.shape[1:])}, but the envs return "
-                f"{tuple(reward.shape[1:])}: give the envs a reward_space, such as Box(-inf, inf, {tuple(reward.shape[1:])})"
+                f"to_torchrl expects rewards of shape {expected}, but the envs return {found}: give the envs a "
+                f"reward_space, such as Box(-inf, inf, {found})"
             )
         out.update({name: flag.unsqueeze(-1) for name, flag in flags.items()})
         return out.set("reward", reward.reshape(self.reward_spec.shape))

@@ -78,7 +78,7 @@ def test_parquet(make: Any, tmp_path: Path) -> None:
 def test_minari(make: Any, minari: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = Dataset(write(tmp_path / "a", make=make))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    with pytest.raises(TypeError, match="Minari takes texts as metadata.*'algorithm_name': 5"):
+    with pytest.raises(TypeError, match=r"Minari takes texts as metadata.*'algorithm_name': 5"):
         export(data, "minari", tmp_path / "minari/vecenv/numbers-v0", algorithm_name=5)
     export(data, "minari", tmp_path / "minari/vecenv/numbers-v0", description="numbers", author="Ada")
     found = minari.load_dataset("vecenv/numbers-v0")
