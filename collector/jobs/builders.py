@@ -248,8 +248,10 @@ def _make_seeded(job: Job, kind: type, spaces: tuple[Any, Any], kwargs: dict[str
                 torch.manual_seed(job.seed)
             return kind(*spaces, **deepcopy(kwargs))
     except (TypeError, ValueError) as error:
-        hint = "; try the random policy" if job.policy == "mlp" else ""
-        raise JobError(f"{job.env}: {error}{hint}") from error
+        if job.policy == "mlp":
+            raise JobError(f"{job.env}: {error}; try the random policy") from error
+        called = f"{kind.__name__}(observation_space, action_space{', **policy_kwargs' * bool(kwargs)})"
+        raise JobError(f"the job makes its policy by {called}, which failed: {error}") from error
 
 
 def _load_weights(policy: Any, checkpoint: str) -> None:

@@ -34,7 +34,6 @@ from collector.jobs.job_runner import resume_job, run_job
 from collector.jobs.player import JobFailedError
 from collector.jobs.replay import make_videos, replay_episodes
 from collector.store.dataset import Dataset
-from collector.store.dataset_head import HEAD
 from collector.store.export import export as export_dataset
 from collector.store.safe_folder import DatasetError
 from vecenv import WorkerTimeoutError
@@ -128,8 +127,6 @@ def run(
     """
     wanted = _job_of(job, set, flags)
     folder = out or Path("data") / (job.stem if job is not None else re.sub(r"[/:]", "-", wanted.env))
-    if resume and overwrite:
-        raise JobError("--resume continues the data that --overwrite would replace: pass only one of them")
     if dry_run:
         check_env_name(wanted)
         check_cluster(wanted, running.cluster, running.cluster_actors)
@@ -139,9 +136,7 @@ def run(
             plan["cluster"] = {"address": running.cluster, "actors": running.cluster_actors or "as many as fit"}
         return _print_json(plan)
 
-    goes_on = resume and (folder / HEAD).exists()
-    play = partial(resume_job, folder, wanted) if goes_on else partial(run_job, wanted, folder, overwrite=overwrite)
-    return _collect(wanted, folder, running, play)
+    return _collect(wanted, folder, running, partial(run_job, wanted, folder, overwrite=overwrite, resume=resume))
 
 
 def resume(folder: Folder, *, set: Settings = [], allow_import: Modules = [], running: RunningFlags = Running()) -> int:
@@ -295,7 +290,11 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
     try:
         with Report(console, job, heading) as report:
             state = play(on_progress=report, **options)
-    except (JobError, DatasetError, KeyboardInterrupt):
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not hasattr(error, "state"):  # a second Ctrl-C
+            raise
+        state = error.state
+    except (JobError, DatasetError):
         raise
     except WorkerTimeoutError as error:  # needs no traceback
         raise JobFailedError(str(error)) from None

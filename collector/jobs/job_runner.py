@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from collector.basics.interruptor import Stopping
 from collector.jobs.builders import (
@@ -29,6 +30,7 @@ from collector.jobs.player import EpisodeWriter, JobFailedError, PlayedEpisodes,
 from collector.jobs.ray_player import RayPlayer, device_of_tasks
 from collector.jobs.transform_statistics import States, load_frozen_statistics, read_statistics
 from collector.store.dataset_folder import check_folder
+from collector.store.dataset_head import HEAD
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
@@ -43,6 +45,7 @@ def run_job(
     out: str | os.PathLike[str],
     *,
     overwrite: bool = False,
+    resume: bool = False,
     cluster: str | None = None,
     cluster_actors: int | None = None,
     tensorboard: bool = False,
@@ -50,12 +53,14 @@ def run_job(
 ) -> JobState:
     """Collect the episodes of a job into the folder `out`, and return the final state.
 
-    In the main thread, SIGINT and SIGTERM end the job. After a signal or exception, whole episodes are committed, and
-    `resume_job` can continue.
+    In the main thread, SIGINT and SIGTERM end the job. After a signal or exception, whole episodes are committed. Then
+    SIGINT raises KeyboardInterrupt, and SIGTERM raises SystemExit(143). The attribute `state` of this exception is the
+    final state.
 
     Args:
         out: Folder of the data set.
         overwrite: Replace an earlier data set.
+        resume: If the folder has a part of this job, continue it, as `resume_job(out, job)`.
         cluster: Address of a Ray cluster to play on. "auto": RAY_ADDRESS if set, else a running cluster on this
             machine, else a new one. A Ray task whose node does not see `out` sends its episodes to this process.
         cluster_actors: Number of parallel tasks on the cluster, each with `num_envs` envs; default: as many as fit.
@@ -70,7 +75,13 @@ def run_job(
         state = run_job(Job(env="CartPole-v1", episodes=400), "data/cartpole")
         print(state.status, state.steps)
     """
-    runner = JobRunner(load_frozen_statistics(job), Path(out), cluster, cluster_actors, tensorboard, on_progress)
+    if resume and overwrite:
+        raise JobError("resume continues the data that overwrite would replace: pass only one of them")
+    running: Any = {"cluster": cluster, "cluster_actors": cluster_actors, "tensorboard": tensorboard}
+    running["on_progress"] = on_progress
+    if resume and Path(out, HEAD).exists():
+        return resume_job(out, job, **running)
+    runner = JobRunner(load_frozen_statistics(job), Path(out), **running)
     check_folder(runner.out, overwrite)
     return runner.run(overwrite=overwrite)
 
@@ -95,7 +106,7 @@ def resume_job(
             modules, and listed classes of gymnasium and vecenv.
         cluster, cluster_actors, tensorboard, on_progress: See `run_job`.
 
-    Raises the errors of `run_job`.
+    Raises the errors of `run_job`, and KeyboardInterrupt or SystemExit after a signal.
 
     Example::
 
@@ -175,6 +186,8 @@ class JobRunner:
                 self.state.status, self.state.signum = "interrupted", player.stop.signum
             if self._metrics is not None:
                 self._metrics.write(self.state.metrics, now=True)
+        if player.stop.signum:  # the caller's program ends too, as without the handlers of the job
+            raise ended_by(player.stop.signum, self.state)
         return self.state
 
     def _player(self, writer: EpisodeWriter, context: ExitStack, is_new: bool) -> Player | RayPlayer:
@@ -217,6 +230,12 @@ class JobRunner:
         plan, state = self.plan, self.state
         state.status, state.steps, state.episodes = "complete", plan.end_steps, plan.end_episodes
         return state
+
+
+def ended_by(signum: int, state: JobState) -> BaseException:
+    error: Any = KeyboardInterrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
+    error.state = state
+    return error  # type: ignore[no-any-return]
 
 
 def connect_to(address: str) -> RayCluster:

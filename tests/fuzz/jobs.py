@@ -24,7 +24,6 @@ from collector import (
     SyncDataCollector,
     action_seed,
     episode_seed,
-    resume_job,
     run_job,
 )
 from tests.fuzz import kills
@@ -102,10 +101,7 @@ def play(out: str, settings: dict[str, Any], kill_at: str) -> None:
     if kill_at.endswith(("raise", "signal")):
         Acts.at, kill_at = kill_at, ""
     kills.arm(kill_at)
-    if (Path(out) / "dataset.json").exists():
-        resume_job(out, Job(**settings))
-    else:
-        run_job(Job(**settings), out)
+    run_job(Job(**settings), out, resume=True)
 
 
 class Fuzz(Program):
@@ -165,7 +161,8 @@ class Fuzz(Program):
         running = kills.CONTEXT.Process(target=play, args=(str(self.out), self.settings, kill_at))
         running.start()
         may_fail = kill_at.endswith("raise") or not self.numbers
-        code = kills.finish(running, (0, 1, -9) if may_fail else (0, -9))
+        ended = (0, -9, 143) if kill_at.endswith("signal") else (0, -9)
+        code = kills.finish(running, (*ended, 1) if may_fail else ended)
         # A job that is stopped before its first episode has ended makes no data set.
         self.complete = (self.out / "dataset.json").exists() and Dataset(self.out).complete
         assert not self.complete or (self.numbers and code != 1), f"a job that ended with {code} is complete"

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from collector import Dataset, DatasetError, Job, resume_job, run_job
+from collector import Dataset, DatasetError, Job, run_job
 from collector.store import safe_folder
 from vecenv import nest
 
@@ -76,10 +76,7 @@ def job_process(out: str, jobs: LocalJobs, episodes: int, kill_at: str, transfor
     arm(kill_at)
     settings, options = jobs.settings(Path(out)), jobs.options()
     job = Job(**settings, episodes=episodes, num_envs=4, seed=5, shard_bytes=3000, transforms=transforms)
-    if os.path.exists(os.path.join(out, "dataset.json")):
-        resume_job(out, job, **options)
-    else:
-        run_job(job, out, **options)
+    run_job(job, out, resume=True, **options)
 
 
 def arm(kill_at: str, last_words: Callable[[], Any] = lambda: None) -> None:

@@ -9,8 +9,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tests.support.faulty import counters
@@ -139,7 +137,7 @@ def batches(hosts: str, cpus: str, size: str = "small") -> None:
 
 def job(hosts: str, out: str, episodes: str, copy: str = "") -> None:
     """Run or resume a job. At the end, copy its folder to `copy`."""
-    from collector import resume_job, run_job
+    from collector import run_job
     from tests.support.job_envs import counting
     from tests.support.job_envs import job as make_job
 
@@ -152,8 +150,7 @@ def job(hosts: str, out: str, episodes: str, copy: str = "") -> None:
             begun.append(time.monotonic())
             say(episodes=state.episodes)
 
-    play = partial(resume_job, out, wanted) if (Path(out) / "dataset.json").exists() else partial(run_job, wanted, out)
-    state = play(cluster="auto", cluster_actors=3, on_progress=on_progress)
+    state = run_job(wanted, out, resume=True, cluster="auto", cluster_actors=3, on_progress=on_progress)
     if copy:
         shutil.copytree(out, copy)
     say(status=state.status, episodes=state.episodes, seconds=time.monotonic() - begun[0], notes=state.notes)

@@ -17,6 +17,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from collector import Dataset, Episode, Job
@@ -308,6 +309,10 @@ class Large(gymnasium.Env):
         return np.zeros(5000), 1.0, True, False, {}
 
 
+class Takes:
+    """Policy that takes no arguments."""
+
+
 class Mean:
     """Policy class in numpy, created with the spaces."""
 
@@ -365,6 +370,16 @@ def stop_at(episodes: int, signum: int = signal.SIGINT) -> Any:
             signal.raise_signal(signum)
 
     return on_progress
+
+
+def stopped(play: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the final state of a job that a signal ends."""
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
+        play(*args, **kwargs)
+    state: Any = caught.value.state  # type: ignore[union-attr]
+    assert state.status == "complete" or isinstance(caught.value, KeyboardInterrupt) == (state.signum == signal.SIGINT)
+    assert getattr(caught.value, "code", 143) == 143
+    return state
 
 
 def assert_same(folder: Path, other: Path) -> None:

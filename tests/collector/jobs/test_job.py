@@ -43,6 +43,7 @@ from tests.support.job_envs import (
     job,
     process,
     stop_at,
+    stopped,
 )
 from vecenv import DummyVectorEnv
 
@@ -156,7 +157,7 @@ class TestWhatAJobWrites:
 
     def test_a_resumed_job_keeps_the_result_of_the_check(self, tmp_path: Path) -> None:
         how = {"env": f"{HERE}:Unrepeated", "env_kwargs": {"how": "episode before"}}
-        states = [run_job(job(**how, episodes=40), tmp_path, on_progress=stop_at(5))]
+        states = [stopped(run_job, job(**how, episodes=40), tmp_path, on_progress=stop_at(5))]
         reason = Dataset(tmp_path).head["not_repeatable_because"]
         states.append(resume_job(tmp_path, allow_import=[HERE]))
         assert [(state.status, state.repeatable) for state in states] == [("interrupted", False), ("complete", False)]
@@ -343,7 +344,7 @@ class TestFailures:
 class TestGoingOn:
     @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=FULL)])
     def test_a_job_that_was_stopped_goes_on_anywhere(self, signum: int, uninterrupted: Path, tmp_path: Path) -> None:
-        state = run_job(job(**counting(), episodes=40), tmp_path / "a", on_progress=stop_at(5, signum))
+        state = stopped(run_job, job(**counting(), episodes=40), tmp_path / "a", on_progress=stop_at(5, signum))
         assert (state.status, state.signum) == ("interrupted", signum)
         before = Dataset(tmp_path / "a")
         assert 5 <= len(before) < 40
@@ -356,10 +357,25 @@ class TestGoingOn:
         assert sum(state.lengths) < state.steps, "what was there was not played again"
         assert_same(tmp_path / "a", uninterrupted)
 
+    def test_one_line_of_a_program_starts_a_job_and_goes_on_with_it(self, uninterrupted: Path, tmp_path: Path) -> None:
+        wanted, folder = job(**counting(), episodes=40), tmp_path / "a"
+        with pytest.raises(JobError, match="resume continues the data that overwrite would replace"):
+            run_job(wanted, folder, resume=True, overwrite=True)
+        assert not folder.exists()
+        stopped(run_job, wanted, folder, resume=True, on_progress=stop_at(5))
+        for _ in range(2):
+            state = run_job(wanted, folder, resume=True)
+            assert (state.status, state.episodes) == ("complete", 40)
+        assert_same(folder, uninterrupted)
+
+    def test_the_program_ends_though_the_signal_came_in_the_last_batch(self, tmp_path: Path) -> None:
+        state = stopped(run_job, job(episodes=1, num_envs=1), tmp_path / "a", on_progress=stop_at(1))
+        assert (state.status, state.episodes) == ("complete", 1)
+
     @FULL
     def test_a_job_of_steps_ends_where_it_would_have(self, tmp_path: Path) -> None:
         run_job(job(**counting(), steps=300), tmp_path / "whole")
-        run_job(job(**counting(), steps=300), tmp_path / "a", on_progress=stop_at(5))
+        stopped(run_job, job(**counting(), steps=300), tmp_path / "a", on_progress=stop_at(5))
         resume_job(tmp_path / "a", allow_import=[HERE])
         assert_same(tmp_path / "a", tmp_path / "whole")
 
@@ -397,7 +413,7 @@ class TestGoingOn:
 
     def test_a_changed_job_is_refused_with_what_changed(self, tmp_path: Path) -> None:
         first = job(**counting(), episodes=40)
-        run_job(first, tmp_path / "a", on_progress=stop_at(5))
+        stopped(run_job, first, tmp_path / "a", on_progress=stop_at(5))
         before = (tmp_path / "a" / "manifest.jsonl").read_bytes()
         for settings, message in (
             (["seed=4"], "seed was 0, and is 4"),
@@ -417,14 +433,14 @@ class TestGoingOn:
             for _ in range(2):
                 torch.save(MLPPolicy(env.observation_space, env.action_space).state_dict(), weights)
                 if not (tmp_path / "a").exists():
-                    run_job(mlp, tmp_path / "a", on_progress=stop_at(5))
+                    stopped(run_job, mlp, tmp_path / "a", on_progress=stop_at(5))
         with pytest.raises(JobError, match="has changed: policy_hash was"):
             resume_job(tmp_path / "a")
 
     @FULL
     def test_statistics_that_are_gone_are_no_resume(self, tmp_path: Path) -> None:
         changes: dict[str, Any] = {"wrappers": ("gymnasium.wrappers:NormalizeObservation",), "episodes": 500}
-        state = run_job(job(**changes), tmp_path / "a", on_progress=stop_at(5))
+        state = stopped(run_job, job(**changes), tmp_path / "a", on_progress=stop_at(5))
         assert not state.repeatable
         with pytest.raises(JobError, match=r"the statistics of .*NormalizeObservation were not stored"):
             resume_job(tmp_path / "a")

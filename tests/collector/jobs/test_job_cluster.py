@@ -23,7 +23,7 @@ from collector.jobs.job_runner import resume_job, run_job
 from collector.jobs.player import JobFailedError
 from collector.jobs.ray_player import Range, RangeResult, play_range
 from tests.support.backends import FULL
-from tests.support.job_envs import HERE, assert_same, assert_whole, counting, job, process, stop_at
+from tests.support.job_envs import HERE, assert_same, assert_whole, counting, job, process, stop_at, stopped
 from vecenv.ray_cluster import missing_package
 
 EPISODES = 40  # number of episodes of the job `uninterrupted`
@@ -202,7 +202,7 @@ def test_a_job_that_a_signal_ends_leaves_the_episodes_of_a_lost_node_to_its_resu
     monkeypatch.setattr(ray_player, "remove_record", interrupt)
     monkeypatch.setattr(here, "cancel", lambda task, force: None)
     wanted = job(**counting(), episodes=EPISODES, shard_bytes=1000)
-    state = run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=2)
+    state = stopped(run_job, wanted, tmp_path / "a", cluster="auto", cluster_actors=2)
     assert state.status == "interrupted"
     assert state.notes[0] == "1 tasks failed, and their uncommitted episodes are played when the job is resumed"
     resume_job(tmp_path / "a", allow_import=[HERE])
@@ -338,12 +338,12 @@ class TestOnRay:
     def test_a_job_goes_on_with_a_cluster_and_without(self, tmp_path: Path) -> None:
         slow = job(**counting(seconds=0.001), episodes=200)
         run_job(slow, tmp_path / "whole")
-        run_job(slow, tmp_path / "a", on_progress=stop_at(30))
-        state = resume_job(tmp_path / "a", slow, cluster="auto", cluster_actors=2, on_progress=stop_at(100))
+        stopped(run_job, slow, tmp_path / "a", on_progress=stop_at(30))
+        state = stopped(resume_job, tmp_path / "a", slow, cluster="auto", cluster_actors=2, on_progress=stop_at(100))
         assert (state.status, state.signum) == ("interrupted", signal.SIGINT)
         before = Dataset(tmp_path / "a")
         assert 100 <= state.episodes == len(before) < 200
-        state = resume_job(tmp_path / "a", slow, cluster="auto", cluster_actors=3, on_progress=stop_at(150))
+        state = stopped(resume_job, tmp_path / "a", slow, cluster="auto", cluster_actors=3, on_progress=stop_at(150))
         state = resume_job(tmp_path / "a", slow)
         assert (state.status, state.episodes) == ("complete", 200)
         assert_same(tmp_path / "a", tmp_path / "whole")
@@ -386,7 +386,7 @@ def test_actors_end_with_a_driver_that_is_killed_and_the_job_goes_on_at_once(run
     running.kill()
     running.communicate()
     before = Dataset(tmp_path / "a").numbers.tolist()
-    state = resume_job(tmp_path / "a", settings=["num_workers=1"], on_progress=stop_at(len(before) + 50))
+    state = stopped(resume_job, tmp_path / "a", settings=["num_workers=1"], on_progress=stop_at(len(before) + 50))
     assert state.status == "interrupted"
     data = Dataset(tmp_path / "a")
     assert set(before) < set(data.numbers.tolist())

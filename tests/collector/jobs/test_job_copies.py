@@ -11,7 +11,7 @@ import pytest
 
 from collector import Dataset, Job, run_job
 from collector.batch.rollout_buffer import RolloutBuffer
-from tests.support.job_envs import HERE, stop_at
+from tests.support.job_envs import HERE, stop_at, stopped
 from tests.support.memory import Memory
 
 ENVS = 4  # a network gets a multiple of four rows
@@ -36,7 +36,9 @@ def test_three_copies_of_an_observation(
     shape, dtype = ((4,), np.float32) if env == "CartPole-v1" else ((84, 84, 4), np.uint8)
     wanted = Job(env=env, episodes=10_000, num_envs=ENVS, num_workers=1, backend="shmem", policy=policy, device="cpu")
     with Memory(shape, dtype).watched() as memory:
-        run_job(wanted, tmp_path / "a", on_progress=stop_at(episodes))  # as long as each env has a next episode
+        stopped(
+            run_job, wanted, tmp_path / "a", on_progress=stop_at(episodes)
+        )  # as long as each env has a next episode
     blocks = memory.count()
     inside = [row.tobytes() for episode in Dataset(tmp_path / "a") for row in episode.obs[:-1]]
     assert min(blocks[row] for row in inside) == 2, "the buffer, and the memory of the episode"

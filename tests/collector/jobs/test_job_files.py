@@ -389,6 +389,10 @@ class TestCommandLine:
             ("run --env CartPole-v1 --steps 3 --backend ship", "backend: Invalid enum value 'ship'"),
             ("run --env none:X-v0 --steps 3 --backend dummy", "No module named 'none'"),
             (f'run --env CartPole-v1 --steps 3 --policy {HERE}:Mean --policy-kwargs {{"size":3}}', "argument 'size'"),
+            (
+                f"run --env CartPole-v1 --steps 3 --policy {HERE}:Takes",
+                "makes its policy by Takes(observation_space, action_space), which failed: Takes() takes no arguments",
+            ),
             ('run --env CartPole-v1 --steps 3 --policy mlp --policy-kwargs {"hidden":0}', "hidden must be an integer"),
             ("run --env math:pi --steps 3 --backend dummy", "math:pi is 3.14"),
             ("run --env os:getcwd --steps 3 --backend dummy", "expected an env with step and reset"),

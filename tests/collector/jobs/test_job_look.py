@@ -24,7 +24,7 @@ from collector.jobs.player import JobFailedError
 from collector.jobs.replay import equal_rows, make_videos, replay_episodes
 from collector.jobs.report import Report
 from tests.support.backends import FULL
-from tests.support.job_envs import HERE, change_job, counting, job, stop_at
+from tests.support.job_envs import HERE, change_job, counting, job, stop_at, stopped
 from tests.support.paths import ROOT
 
 DRAWN = {"env": f"{HERE}:Drawn", "episodes": 3}
@@ -264,7 +264,7 @@ class TestTables:
 
     @pytest.mark.parametrize("size", [{"episodes": 40}, pytest.param({"steps": 900}, marks=FULL)], ids=str)
     def test_the_last_one_of_a_job_and_info_say_the_same(self, size: Any, tmp_path: Path, capsys: Any) -> None:
-        run_job(job(**size), tmp_path / "a", on_progress=stop_at(9))
+        stopped(run_job, job(**size), tmp_path / "a", on_progress=stop_at(9))
         for command in (
             ["resume", "--no-plot"],
             ["resume", "--no-plot"],

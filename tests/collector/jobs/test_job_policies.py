@@ -11,7 +11,7 @@ from collector import Dataset
 from collector.jobs.job_runner import resume_job, run_job
 from tests.collector.jobs.test_job_cluster import RayHere
 from tests.support.backends import FULL
-from tests.support.job_envs import assert_same, assert_whole, job, stop_at
+from tests.support.job_envs import assert_same, assert_whole, job, stop_at, stopped
 
 pytest.importorskip("torch")
 HERE = "tests.support.job_policies:Carrying"
@@ -33,8 +33,8 @@ def carrying(how: str, training: bool = True, **changes: Any) -> Any:
 def test_a_policy_that_changes_itself_can_be_resumed_and_is_not_repeatable(
     how: str, training: bool, repeatable: bool, tmp_path: Path
 ) -> None:
-    stopped = run_job(carrying(how, training, episodes=200), tmp_path / "a", on_progress=stop_at(20))
-    assert (stopped.status, stopped.repeatable) == ("interrupted", repeatable)
+    before = stopped(run_job, carrying(how, training, episodes=200), tmp_path / "a", on_progress=stop_at(20))
+    assert (before.status, before.repeatable) == ("interrupted", repeatable)
     state = resume_job(tmp_path / "a", allow_import=["tests.support.job_policies"])
     data = Dataset(tmp_path / "a")
     assert_whole(data)

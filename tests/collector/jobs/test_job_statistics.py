@@ -21,7 +21,7 @@ from collector.jobs.replay import replay_episodes
 from collector.jobs.transform_statistics import KEPT, read_statistics
 from tests.fuzz import kills
 from tests.support.backends import FULL
-from tests.support.job_envs import assert_same, change_job, counting, job, stop_at
+from tests.support.job_envs import assert_same, change_job, counting, job, stop_at, stopped
 from vecenv import DummyVectorEnv, EnvCreator, TransformedEnv
 from vecenv.transforms import NormalizeReward, TransformedVectorEnv, VecNorm
 
@@ -61,7 +61,7 @@ class TestLearning:
         ],
     )
     def test_a_job_that_was_stopped_goes_on_with_its_statistics(self, backend: str, tmp_path: Path) -> None:
-        state = run_job(learning(backend=backend), tmp_path / "a", on_progress=stop_at(20))
+        state = stopped(run_job, learning(backend=backend), tmp_path / "a", on_progress=stop_at(20))
         assert state.status == "interrupted"
         assert not state.repeatable
         before = seen(tmp_path / "a")
@@ -74,7 +74,7 @@ class TestLearning:
     @FULL
     @pytest.mark.filterwarnings("ignore:VecNorm.* subtracts the mean of the rewards:RuntimeWarning")
     def test_the_first_observations_after_a_resume_are_normalised_by_what_came_before(self, tmp_path: Path) -> None:
-        run_job(learning(), tmp_path / "a", on_progress=stop_at(20))
+        stopped(run_job, learning(), tmp_path / "a", on_progress=stop_at(20))
         known = set(Dataset(tmp_path / "a").numbers.tolist())
         [state, *_] = read_statistics(tmp_path / "a", 4)
         norm = VecNorm(decay=1.0)
@@ -95,7 +95,7 @@ class TestLearning:
 
     @FULL
     def test_without_the_file_it_is_refused(self, tmp_path: Path) -> None:
-        run_job(learning(), tmp_path / "a", on_progress=stop_at(20))
+        stopped(run_job, learning(), tmp_path / "a", on_progress=stop_at(20))
         (tmp_path / "a" / KEPT).rename(tmp_path / "kept")
         with pytest.raises(DatasetError, match=rf"{KEPT} is missing: .* the statistics .* --overwrite"):
             resume_job(tmp_path / "a")
@@ -191,7 +191,7 @@ class TestFrozen:
 
     def test_it_resumes_without_the_file_and_refuses_a_changed_one(self, file: Path, tmp_path: Path) -> None:
         run_job(load_job(file), tmp_path / "whole")
-        run_job(load_job(file), tmp_path / "a", on_progress=stop_at(5))
+        stopped(run_job, load_job(file), tmp_path / "a", on_progress=stop_at(5))
         before = (tmp_path / "a" / "manifest.jsonl").read_bytes()
         state = json.loads((tmp_path / "stats/cartpole.json").read_text())
         state["observation_count"] += 1
@@ -248,7 +248,7 @@ class TestFrozen:
             save_statistics(VecNorm(), tmp_path / "none.json")
 
     def test_a_stored_job_opens_no_file_that_it_names(self, file: Path, tmp_path: Path) -> None:
-        run_job(load_job(file), tmp_path / "a", on_progress=stop_at(5))
+        stopped(run_job, load_job(file), tmp_path / "a", on_progress=stop_at(5))
         change_job(tmp_path / "a", transforms=[{"call": "VecNorm", "frozen": "/etc/hostname"}])
         with pytest.raises(JobError, match="the file '/etc/hostname' was not read"):
             resume_job(tmp_path / "a")
