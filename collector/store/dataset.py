@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -261,16 +261,20 @@ class Dataset:
         """
         return (self.take(steps) for steps in self.batch_order(batch_size, seed, passes))
 
-    def batch_order(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[np.ndarray]:
+    def batch_order(
+        self, batch_size: int, seed: int, passes: int | None = None, *, first_pass: int = 0
+    ) -> Iterator[np.ndarray]:
         """Yield the indices of each batch: int64 `(batch_size,)`. Raises the errors of `batches`."""
         batch_size, seed = at_least_one("batch_size", batch_size), check_seed(seed)
         passes = None if passes is None else at_least_one("passes", passes)
         if not len(self):
             raise DatasetError(f"{self.folder}: the data set or slice has no episodes")
-        return self._orders(batch_size, seed, passes)
+        return self._orders(
+            batch_size, seed, count(first_pass) if passes is None else range(first_pass, first_pass + passes)
+        )
 
-    def _orders(self, batch_size: int, seed: int, passes: int | None) -> Iterator[np.ndarray]:
-        for done in count() if passes is None else range(passes):
+    def _orders(self, batch_size: int, seed: int, passes: Iterable[int]) -> Iterator[np.ndarray]:
+        for done in passes:
             rest = np.zeros(0, np.int64)
             for window in self._windows(np.random.default_rng([seed, done])):
                 rest = np.concatenate([rest, window])
@@ -299,7 +303,8 @@ class Dataset:
 
         - `of="transitions"` or `"episodes"`: an item is a dict of tensors.
         - `of="batches"`: iterates over `batches(batch_size, seed, passes)`, as dicts of tensors. Use `DataLoader(view,
-          batch_size=None, num_workers=2)`. Each worker then yields a part of the batches.
+          batch_size=None, num_workers=2)`. Each worker then yields a part of the batches. Call `view.set_epoch(epoch)`
+          before each epoch, as for torch's `DistributedSampler`. Otherwise, all epochs have the same order.
 
         Raises ValueError for any other `of`, and for "batches" the errors of `batches`.
         """

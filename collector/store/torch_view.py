@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -53,9 +54,17 @@ class TorchBatches(IterableDataset[Any]):
     def __init__(self, dataset: Dataset, batch_size: int, seed: int, passes: int | None) -> None:
         self._dataset, self._batch_size, self._seed, self._passes = dataset, batch_size, seed, passes
         dataset.batch_order(batch_size, seed, passes)  # raises here, not in a DataLoader's worker
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # shared with persistent workers
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next iterations. Epochs 0, 1, ... continue the passes of `Dataset.batches`."""
+        if epoch < 0:
+            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        self._epoch.fill_(operator.index(epoch))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = get_worker_info()
         first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        orders = self._dataset.batch_order(self._batch_size, self._seed, self._passes)
+        first_pass = int(self._epoch) * (self._passes or 1)
+        orders = self._dataset.batch_order(self._batch_size, self._seed, self._passes, first_pass=first_pass)
         return (_tensors(self._dataset.take(steps).as_dict()) for steps in islice(orders, first, None, every))

@@ -320,6 +320,21 @@ class TestTransitions:
         with pytest.raises(ValueError, match="'transitions', 'episodes' or 'batches'"):
             data.as_torch("rows")
 
+    @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=FULL)])
+    def test_epochs_of_a_data_loader_are_the_passes_of_batches(self, workers: int, tmp_path: Path) -> None:
+        """Also in workers that stay for all epochs."""
+        torch = pytest.importorskip("torch")
+        data = Dataset(write(tmp_path / "a"))
+        view = data.as_torch("batches", batch_size=5, seed=3)
+        loader = torch.utils.data.DataLoader(view, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+        found: list[Any] = []
+        for epoch in range(2):
+            view.set_epoch(epoch)
+            found += [batch["step"].tolist() for batch in loader]
+        assert found == [batch.step.tolist() for batch in data.batches(5, seed=3, passes=2)]
+        with pytest.raises(ValueError, match="epoch must be at least 0, got -1"):
+            view.set_epoch(-1)
+
     @compressed
     def test_no_more_shards_are_open_than_memory_and_descriptors_allow(self, compress: bool, tmp_path: Path) -> None:
         folder = write(tmp_path / "a", [[n] for n in range(6)], long_episode, compress=compress)
