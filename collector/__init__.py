@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collector.jobs.job import Job as Job
     from collector.jobs.job import JobError as JobError
     from collector.jobs.job_files import load_job as load_job
+    from collector.jobs.job_progress import JobState as JobState
     from collector.jobs.job_runner import resume_job as resume_job
     from collector.jobs.job_runner import run_job as run_job
     from collector.jobs.transform_statistics import save_statistics as save_statistics
@@ -57,6 +58,7 @@ _MODULES = {
     "device.to_torchrl": "to_torchrl",
     "device.torch_vector_env": "TorchVectorEnv",
     "jobs.job": "Job JobError",
+    "jobs.job_progress": "JobState",
     "jobs.job_files": "load_job",
     "jobs.job_runner": "resume_job run_job",
     "jobs.transform_statistics": "save_statistics",

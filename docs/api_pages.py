@@ -42,6 +42,9 @@ BLOCK = re.compile(r"^```\{api\} (\S+)\n(.*?)^```\n", re.M | re.S)
 INDEX = re.compile(r"^```\{api-index\} (\S+)\n```\n", re.M)
 SECTION = re.compile(r"^(Args|Arguments[^:]*|Guarantees|Example)::?\n((?:\n|[ ]{4}.*\n)+)", re.M)
 
+OF_ERRORS = re.compile(r"(?:Before any change, )?[Rr]aises |(?:- )?`?[A-Z]\w*Error\b")
+"""Begin of a sentence about errors, which is not the meaning of an argument."""
+
 OWN = ("vecenv", "collector")
 LINKS = {
     "np.ndarray": "numpy.ndarray",
@@ -233,6 +236,7 @@ def sentences_with(docs: list[str], name: str) -> str:
         parts = re.split(r"\n\s*\n|\n\s*(?=`?\w+`?: )", text)
         prose = [" ".join(part.split()) for part in parts if not re.match(r"\s+\w+ = |>>> ", part)]
         every = [each for part in prose for each in re.split(r"(?<=[.;])\s+(?=[A-Z`\"])", part)]
+        every = [each for each in every if not OF_ERRORS.match(each)]
         found = [each for each in every if re.search(rf"`\*{{0,2}}{re.escape(name)}[`=(\[]", each)]
         if found:
             return re.sub(r"^\w+: ", "", " ".join(found))

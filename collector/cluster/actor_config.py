@@ -35,7 +35,9 @@ class ActorConfig:
     Args:
         num_cpus, num_gpus: Resources that Ray reserves per actor, without limiting usage. A policy on "cuda" needs
             `num_gpus`; 0.25 puts four actors on a GPU.
-        resources, runtime_env, scheduling, placement_group: See `vecenv.ray_cluster.actor_options`.
+        resources, runtime_env: As in `ray.remote`.
+        scheduling: "SPREAD", "DEFAULT" or a scheduling strategy of Ray.
+        placement_group: A placement group of Ray, which replaces `scheduling`.
         start_timeout: Maximum seconds until an actor runs, and from then until its vector env is ready.
         rollout_timeout: Maximum seconds of a rollout. An actor that needs longer is killed.
         on_worker_failure: Reaction if an actor dies, hangs or loses a worker of its vector env: "restart" (with new

@@ -44,7 +44,8 @@ class SyncDataCollector(BaseCollector):
 
     Args:
         create_env_fn: a vector env, a callable that makes a vector env or env, or a list of gymnasium ids or callables.
-        policy: a callable, see `collector.policy`. `None`: random actions.
+        policy: a callable that takes observations `(k, ...)` and returns actions, see docs/guides/collecting.md
+            ("The policy"). `None`: random actions.
         frames_per_batch: steps of all envs per batch, rounded up to a multiple of the number of envs.
         total_frames: the iterator ends after this many steps, rounded up to whole batches. -1 or `None`: no end.
         device: default for `policy_device` and `storing_device`.

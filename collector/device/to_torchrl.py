@@ -9,8 +9,7 @@ from gymnasium import spaces
 
 from collector.device.tensors import resolve_device, torch
 from collector.device.torch_vector_env import TorchVectorEnv
-from vecenv import nest
-from vecenv.errors import EnvContractError
+from vecenv import EnvContractError, nest
 
 try:
     from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded

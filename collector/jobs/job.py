@@ -98,7 +98,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             use "dummy" or "thread" instead.
         num_workers: Worker processes, threads or actors; by default the backend decides.
         policy: "random": uniform random actions. "mlp": a small network with random weights or `checkpoint`'s weights.
-            "my_module:policy": a policy (see `collector.policy`), or a class that takes the observation space, the
+            "my_module:policy": a function of a batch of observations, or a class that takes the observation space, the
             action space and `policy_kwargs`.
         checkpoint: File with the policy's `state_dict()` from `torch.save`, read with `weights_only=True`.
         device: Device of the policy: "auto" (CUDA if available), "cpu", "cuda", "cuda:1".
@@ -121,7 +121,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             job continues the statistics of VecNorm and NormalizeReward. {"call": NAME, "frozen": FILE} uses the file's
             statistics unchanged, so that the job is repeatable.
         policy_kwargs: Keyword arguments for the class of the policy.
-        ray: Options of the tasks on a cluster, see `RayOptions`.
+        ray: Options of a task on a cluster: `num_cpus`, `num_gpus`, `memory` (bytes), `resources`, `runtime_env`,
+            `scheduling` ("SPREAD" or "DEFAULT") and `max_retries` (deaths of tasks with the same episode).
     """
 
     env: str

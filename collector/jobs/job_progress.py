@@ -28,9 +28,11 @@ class JobProgress:
     frames: int = 0
     """Steps of this run, unfinished episodes included."""
     retried: int = 0
+    """Number of episodes that were played again."""
     skipped: dict[int, str] = field(default_factory=dict)
     """Last error of each episode skipped in this run, by episode number."""
     notes: list[str] = field(default_factory=list)
+    """Texts for the user, for example about failed tasks."""
     bottleneck: str = ""
     """Slowest kind of work, and its share of time: "envs 80 %". The collector is "idle" while episodes are stored."""
 
@@ -44,14 +46,19 @@ class JobState(JobProgress):
     steps: int = 0
     """Steps of whole episodes, earlier runs included."""
     episodes: int = 0
+    """Whole episodes, earlier runs included."""
     returns: list[float] = field(default_factory=list)
     """Returns of this run's episodes, in the order of their ends."""
     lengths: list[int] = field(default_factory=list)
+    """Lengths of this run's episodes, in the order of their ends."""
     seconds: float = 0.0
+    """Duration of this run."""
     workers: int = 1
+    """Number of workers; 0 if the envs are in this process."""
     actors: int = 0
     """Number of parallel tasks on a Ray cluster; 0 without a cluster."""
     device: str = "cpu"
+    """Device of the policy."""
     status: str = "failed"
     """"complete", "interrupted" or "failed". While the job runs, "failed"."""
     signum: int = 0
@@ -86,17 +93,20 @@ class JobState(JobProgress):
         return found["mean"], 1.96 * found["std"] / (count - 1) ** 0.5 if count > 1 else float("nan")
 
     def returns_in_words(self) -> str:
+        """Return the mean return with its uncertainty, as text."""
         mean, half = self.mean_return
         text = f"mean return {mean:,.1f}" + (f" \N{PLUS-MINUS SIGN} {half:,.1f}" if half == half else "")
         return f"{text} (last {RECENT}: {self.recent_return:,.1f})" if len(self.returns) > RECENT else text
 
     def add(self, lengths: list[int], returns: list[float]) -> None:
+        """Count episodes that have ended."""
         self.lengths += lengths
         self.returns += returns
         self.episodes += len(lengths)
         self.steps += sum(lengths)
 
     def metrics(self) -> dict[str, Any]:
+        """Return the figures of a line of metrics.jsonl."""
         means = {"mean_return": self.recent_return, "mean_length": float(np.mean(self.lengths[-RECENT:] or [0]))}
         return {
             "seconds": round(self.seconds, 3),

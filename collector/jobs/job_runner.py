@@ -232,10 +232,11 @@ class JobRunner:
         return state
 
 
-def ended_by(signum: int, state: JobState) -> BaseException:
+def ended_by(signum: int, state: JobState) -> Any:
+    """Return the exception that ends the program after a signal, with the final state."""
     error: Any = KeyboardInterrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
     error.state = state
-    return error  # type: ignore[no-any-return]
+    return error
 
 
 def connect_to(address: str) -> RayCluster:

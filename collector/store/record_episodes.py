@@ -55,8 +55,9 @@ def RecordEpisodes(
         autoreset_mode: mode of a VectorEnv. None uses `metadata["autoreset_mode"]`. Ignored for vector envs of vecenv.
         resets_by_id: True if a VectorEnv's `reset` takes `options["reset_mask"]` and a seed per env. Default: True for
             classes of gymnasium, ALE and vecenv that take both. Ignored for vector envs of vecenv.
-        shard_bytes, shard_seconds: finished episodes are committed (written to a shard) when they have this size
-            together, or when the first has this age. A kill loses uncommitted episodes.
+        shard_bytes: finished episodes are committed (written to a shard) when they have this size together. A kill
+            loses uncommitted episodes.
+        shard_seconds: finished episodes are also committed when the first has this age.
         memory: maximum bytes of unfinished episodes.
         compress, overwrite: see `StoreWriter`.
         resume: continue the folder's data set, even if it is complete. Without a data set, begin one.

@@ -56,7 +56,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "tune": {"env_fns": ENV_FNS},
 }
 # The arguments of these come from vecenv, or their values are checked elsewhere.
-RESULTS = {"ClusterStats", "CollectStats", "CollectorStats", "Episode", "SequenceSummaryStats", "TuneResult", "TuneRow"}
+RESULTS = {"ClusterStats", "CollectStats", "CollectorStats", "Episode", "JobState", "SequenceSummaryStats"}
+RESULTS |= {"TuneResult", "TuneRow"}
 CHECKED_ELSEWHERE = {"Job", "run_job", "resume_job", "DMControlEnv"}
 
 

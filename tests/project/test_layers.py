@@ -72,7 +72,7 @@ PRIVATE |= {
     "_internal_kv_del",
     "_private",
 }  # of Ray, which has no public equivalent
-DYNAMIC = re.compile(r"(?:import_module\(|__import__\(|sys\.modules(?:\.get\(|\[))[\"']([\w.]+)")
+DYNAMIC = re.compile(r"(?:import_module\(|__import__\(|sys\.modules(?:\.get\(|\[))[\"'](?!__main__)([\w.]+)")
 Sources = dict[str, str]  # path below the project's root -> source text
 
 

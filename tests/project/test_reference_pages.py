@@ -22,6 +22,25 @@ def test_a_table_lists_every_argument_and_each_row_describes_one():
     assert "worker_fn" not in names
 
 
+def test_a_meaning_is_no_error_and_no_other_argument_has_it():
+    """A sentence that names two arguments says of neither what it is."""
+    row = re.compile(r"^\* - \*\*`\**(\w+)`\*\*\n(?:\n.*\n)?  - (.*)$", re.M)
+    wrong = []
+    for name, (_, module) in api_pages.blocks().items():
+        page = "\n".join(api_pages.document(module, name))
+        for table in re.findall(r"^\* - Parameter\n.*?^```$", page, re.M | re.S):
+            named = {}
+            for argument, meaning in row.findall(table):
+                named.setdefault(meaning, []).append(argument)
+            wrong += [
+                (name, arguments, meaning)
+                for meaning, arguments in named.items()
+                if api_pages.OF_ERRORS.match(meaning)
+                or (len(arguments) > 1 and all(f"`{each}`" in meaning for each in arguments))
+            ]
+    assert wrong == []
+
+
 def test_no_page_shows_the_markup_of_another_project():
     """Docstrings of gymnasium are reStructuredText, but the pages are Markdown."""
     for name, (_, module) in api_pages.blocks().items():

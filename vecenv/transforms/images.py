@@ -195,7 +195,8 @@ class CenterCrop(ImageTransform):
     """Crop images to their middle.
 
     Arguments:
-        height, width: size of the result. `width` defaults to `height`. torchrl calls them `w` and `h`, in this order.
+        height: number of rows of the result. torchrl's arguments are `w` and `h`, in this order.
+        width: number of columns of the result. Default: `height`.
 
     If the number of rows or columns to cut is odd, an even number is cut at the top or left (2 of 3), as in
     torchvision. Raises ValueError if the image is lower or narrower than the result.
@@ -231,7 +232,8 @@ class Resize(ImageTransform):
     """Resize images.
 
     Arguments:
-        height, width: size of the result. `width` defaults to `height`. torchrl calls them `w` and `h`, in this order.
+        height: number of rows of the result. torchrl's arguments are `w` and `h`, in this order.
+        width: number of columns of the result. Default: `height`.
         interpolation: "area" is OpenCV's INTER_AREA, as in gymnasium and SB3. A new pixel is the mean of the area that
             it covers. If a side grows, a new pixel is interpolated between two old pixels per dimension. "bilinear" is
             torchrl's default, with antialiasing if the image shrinks.
