@@ -99,7 +99,11 @@ class BaseCollector(ABC):
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, counts and transform statistics, in a form that any collector can load."""
+        """Return weights, counts and transform statistics, in a form that any collector can load.
+
+        Statistics are copies. Weights change with the policy, as in the `state_dict` of a torch module: save them, or
+        use `copy.deepcopy` to keep them.
+        """
         return {
             "env_state_dict": self._env_state(),
             "frames": self.frames,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -13,13 +14,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from collector import AsyncDataCollector, EpisodeSeeds, RandomPolicy, SyncDataCollector
+from collector import AsyncDataCollector, EpisodeSeeds, MLPPolicy, RandomPolicy, SyncDataCollector
 from collector.batch.rollout import FlatRollout
 from tests.support.collector_envs import backends, zeros
 from tests.support.countdown import BreaksOnce, Countdown, DictObs, PaysTwo, Tells
 from tests.support.device_double import LateTransfer
 from tests.support.memory import Memory
 from vecenv import DummyVectorEnv, ShmemVectorEnv, VectorEnvWrapper, nest
+from vecenv.transforms import VecNorm
 
 ENVS, STEPS = 4, 12
 
@@ -198,3 +200,21 @@ def test_a_step_that_the_program_replaced_is_called(monkeypatch: pytest.MonkeyPa
     with SyncDataCollector(venv, frames_per_batch=ENVS * STEPS) as collector:
         collector.rollout()
     assert len(calls) == STEPS
+
+
+def test_a_state_has_copies_of_statistics_and_live_weights_as_in_torch() -> None:
+    with gymnasium.make("CartPole-v1") as env:
+        policy = MLPPolicy(env.observation_space, env.action_space)
+    options: dict[str, Any] = {"frames_per_batch": 4, "transforms": VecNorm(["observation"])}
+    with SyncDataCollector(["CartPole-v1"], policy, **options) as collector:
+        collector.next()
+        state = collector.state_dict()
+        kept = copy.deepcopy(state)
+        collector.next()
+        with torch.no_grad():
+            next(policy.parameters()).add_(1)
+    for name, value in policy.state_dict().items():
+        assert torch.equal(state["policy_state_dict"][name], value)
+    assert any(not torch.equal(kept["policy_state_dict"][name], value) for name, value in policy.state_dict().items())
+    statistics = zip(nest.leaves(state["env_state_dict"]), nest.leaves(kept["env_state_dict"]), strict=True)
+    assert all(np.array_equal(one, other) for one, other in statistics)
