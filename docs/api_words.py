@@ -195,6 +195,8 @@ WORDS: dict[str, str] = {
     "RunningMeanStd.eps": "Added to the variance in `norm`.",
     "RunningMeanStd.merge.mean": "Mean of the other rows.",
     "RunningMeanStd.merge.var": "Variance of the other rows.",
+    "JobState.add.lengths": "The lengths of the episodes.",
+    "JobState.add.returns": "The returns of the episodes.",
     "Rows.reward": "The rewards, `(k,)` or `(k, m)`.",
     "Rows.terminated": "Bool `(k,)`.",
     "Rows.truncated": "Bool `(k,)`.",
