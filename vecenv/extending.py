@@ -57,6 +57,7 @@ from vecenv.ray_cluster import (
 from vecenv.transforms.compose import HasTransforms, flat
 from vecenv.transforms.transform import Freezable
 from vecenv.tuning.auto_backend import VECTOR_ENVS
+from vecenv.tuning.random_actions import draw_action, mask_in
 from vecenv.tuning.repeats import RepeatProbe
 from vecenv.wrappers import check_send_and_recv, resets_in_step, step_with_views
 
@@ -64,9 +65,18 @@ __all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "LayerMark", "Layout", "
 __all__ += ["ObjectLeaf", "OneEnvPerProcess", "RayCluster", "RepeatProbe"]
 __all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "at_least_one", "batch_actions", "cast_exactly"]
 __all__ += ["cause_of", "check_count", "check_mapping", "check_number", "check_options", "check_resources"]
-__all__ += ["check_seed", "check_send_and_recv", "check_timeout", "common_layout", "connect", "dead_nodes", "end_actor"]
+__all__ += ["check_seed", "check_send_and_recv", "check_timeout", "common_layout", "connect", "dead_nodes"]
+__all__ += ["draw_action", "end_actor"]
 __all__ += ["ends_soon", "find_spec", "flat", "free_places", "get_record", "is_loss", "is_repeated", "make_actor"]
-__all__ += ["make_counter", "missing_package", "path_of_descriptor", "put_record", "reason_of", "release_pool"]
+__all__ += [
+    "make_counter",
+    "mask_in",
+    "missing_package",
+    "path_of_descriptor",
+    "put_record",
+    "reason_of",
+    "release_pool",
+]
 __all__ += ["remove_record", "resets_in_step", "resolve_env_fns", "retried_alone", "round_envs", "seed_chain"]
 __all__ += ["seed_generators", "spread_seeds", "start_task", "step_with_views", "unreachable_nodes", "unscheduled"]
 __all__ += ["warn_caller", "whole", "worker_seeds"]

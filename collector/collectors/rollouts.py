@@ -17,9 +17,9 @@ from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.action_trees import action_layouts
 from collector.policy.collector_policy import masks_in
 from collector.policy.policy_call import Policy
-from collector.policy.random_policy import draw, masks_of
+from collector.policy.random_policy import masks_of
 from vecenv import DummyVectorEnv, nest
-from vecenv.extending import Leaf, at_least_one, common_layout
+from vecenv.extending import Leaf, at_least_one, common_layout, draw_action
 
 
 def rollout(
@@ -164,5 +164,5 @@ class _SpacePolicy:
         every = self._venv.action_space
         spaces = [every[i] for i in env_id]
         masks = self.masks_of(env_id) or masks_of(obs, spaces[0], len(spaces)) or [None] * len(spaces)
-        rows = [draw(space, mask) for space, mask in zip(spaces, masks, strict=True)]
+        rows = [draw_action(space, mask) for space, mask in zip(spaces, masks, strict=True)]
         return {"action": nest.stack(rows)} if action_layouts(spaces) else rows

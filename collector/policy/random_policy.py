@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from collector.policy.action_trees import action_layouts, action_parts, is_of_arrays
 from vecenv import nest
-from vecenv.nest import as_array
+from vecenv.extending import draw_action, mask_in
 
 
 class RandomPolicy:
@@ -70,7 +70,9 @@ class RandomPolicy:
         rows = enumerate(zip(ids.tolist(), masks, strict=True))
         return nest.stack(
             [
-                nest.take(self._from_blocks(ids[row : row + 1]), 0) if mask is None else draw(self._spaces[env], mask)
+                nest.take(self._from_blocks(ids[row : row + 1]), 0)
+                if mask is None
+                else draw_action(self._spaces[env], mask)
                 for row, (env, mask) in rows
             ]
         )
@@ -123,42 +125,5 @@ def draw_many(space: spaces.Space[Any], size: int) -> Any:
 
 
 def masks_of(obs: Any, space: spaces.Space[Any], rows: int) -> list[Any] | None:
-    if obs.__class__ is not dict:
-        return None
-    found: Any = obs.get("action_mask")
-    if found is None:
-        found = obs.get("mask")
-        fits = isinstance(space, spaces.Discrete) and getattr(found, "shape", ()) == (rows, space.n)
-        if not fits or found.dtype.kind not in "bui":
-            return None
-    return [nest.take(found, row) for row in range(rows)]
-
-
-def draw(space: spaces.Space[Any], mask: Any) -> Any:
-    if mask is None:
-        return space.sample()
-    if isinstance(space, spaces.Discrete):
-        allowed = as_array(mask)
-        if allowed.shape == (space.n,) and allowed.dtype.kind in "biuf":
-            legal = allowed.nonzero()[0]
-            return space.start + space.dtype.type(legal[space.np_random.integers(len(legal))] if len(legal) else 0)
-    try:
-        return space.sample(_as_sampled(space, mask))
-    except Exception as error:
-        raise ValueError(f"an action mask does not fit {space}: {mask!r} ({error})") from None
-
-
-def _as_sampled(space: spaces.Space[Any], mask: Any) -> Any:
-    """Return the mask in gymnasium's types. A MultiDiscrete mask may be flat. Dict masks may lack entries."""
-    if mask is None:
-        return None
-    if isinstance(space, spaces.Dict):
-        return {key: _as_sampled(part, mask.get(key)) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_as_sampled(part, each) for part, each in zip(space.spaces, mask, strict=True))
-    if isinstance(space, spaces.MultiDiscrete) and not isinstance(mask, (tuple, list)):
-        flat = as_array(mask)
-        if flat.shape != (space.nvec.sum(),):
-            raise ValueError(f"it has the shape {flat.shape}")
-        mask = tuple(np.split(flat, np.cumsum(space.nvec.ravel())[:-1]))
-    return nest.map(lambda leaf: as_array(leaf).astype(np.int8), mask)
+    found = mask_in(obs, space, rows)
+    return None if found is None else [nest.take(found, row) for row in range(rows)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import hashlib
 import os
@@ -25,6 +26,7 @@ from vecenv import nest
 from vecenv.backends.host.row_writer import REWARD_TYPES
 from vecenv.errors import VectorEnvError
 from vecenv.portability import system_file
+from vecenv.tuning.random_actions import sample_action
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv
 
 LONGEST_ARRAY = 1024
@@ -95,15 +97,16 @@ class EnvProbe(gymnasium.Env[Any, Any]):
 
     def measure(self, seconds: float) -> EnvCosts:
         """Measure the env of `play` for `EPISODES` episodes, or stop after `seconds`."""
-        env, actions, clock = self._players[0].env, self._players[0].draw_actions(0, self._steps), time.perf_counter
+        env, space, clock = self._players[0].env, self._players[0].seeded_space(0), time.perf_counter
         resets, steps, sizes, end = list[float](), list[float](), [resident_bytes()], clock() + seconds
         while len(sizes) <= EPISODES and (not steps or clock() < end):
             begin = clock()
-            env.reset()
+            obs, info = env.reset()
             resets.append(clock() - begin)
-            for (action,) in actions[: longest_episode(self._steps)]:
+            for _ in range(longest_episode(self._steps)):
+                action = sample_action(space, obs, info)
                 begin = clock()
-                _, _, terminated, truncated, _ = env.step(action)
+                obs, _, terminated, truncated, info = env.step(action)
                 steps.append(clock() - begin)
                 if terminated or truncated or clock() > end:
                     break
@@ -144,26 +147,28 @@ class _Player:
             self.venv = DummyVectorEnv([make])
         self._watched, self.env = watched[0], watched[0].env
 
-    def draw_actions(self, seed: int, count: int) -> list[list[Any]]:
-        (space,) = self.venv.action_space
+    def seeded_space(self, seed: int) -> Any:
+        """Return a copy of the action space, because envs may share the space."""
+        space = copy.deepcopy(self.venv.action_space[0])
         if space is None:
             raise VectorEnvError("the env has no action_space, which is needed to draw random actions")
         space.seed(seed)
-        return [[space.sample()] for _ in range(count)]
+        return space
 
     def play(self, seed: int, steps: int) -> Iterator[Record]:
         """Yield the results of a seeded episode and of further episodes, with `steps` steps in all.
 
         `reset` also ends an episode after `longest_episode` steps.
         """
-        actions, episode, done = self.draw_actions(seed, steps), 0, 0
+        space, episode, done = self.seeded_space(seed), 0, 0
         while done < steps:
             with located(f"reset of episode {episode}"):
-                self.venv.reset(**({} if episode else {"seed": seed}))
+                obs, infos = self.venv.reset(**({} if episode else {"seed": seed}))
             yield Record(episode, 0, *self._watched.last)
-            for step, action in enumerate(actions[done : done + longest_episode(steps)], 1):
+            for step in range(1, min(longest_episode(steps), steps - done) + 1):
                 with located(f"step {step} of episode {episode}"):
-                    _, _, terminated, truncated, _ = self.venv.step(action)
+                    action = sample_action(space, nest.take(obs, 0), infos[0])
+                    obs, _, terminated, truncated, infos = self.venv.step([action])
                 done += 1
                 yield Record(episode, step, *self._watched.last)
                 if terminated[0] or truncated[0]:

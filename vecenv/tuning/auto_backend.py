@@ -29,6 +29,7 @@ from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_env_fns, unshared_env_fns
 from vecenv.errors import WorkerDiedError, WorkerTimeoutError
 from vecenv.portability import system_file
+from vecenv.tuning.random_actions import find_mask, sample_action
 from vecenv.venvs import BACKENDS, EnvFns, ShmemVectorEnv
 
 logger = logging.getLogger("vecenv")
@@ -146,17 +147,19 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
     space, clock = env.action_space, time.perf_counter
     space.seed(0)
     actions = [space.sample() for _ in range(64)]  # before the loop, because sampling may be slow
-    env.reset()
+    obs, info = env.reset()
+    has_masks = find_mask(space, obs, info) is not None
     begin, own = clock(), time.thread_time()
     before, delayed = resource.getrusage(resource.RUSAGE_SELF), _preempted_seconds()
     steps, in_resets, now = list[float](), 0.0, clock()
     while not steps or now - begin < (seconds if len(steps) >= LEAST_STEPS else 4 * seconds):
-        start = now
-        _, _, terminated, truncated, _ = env.step(actions[len(steps) % len(actions)])
+        action = sample_action(space, obs, info) if has_masks else actions[len(steps) % len(actions)]
+        start = clock() if has_masks else now
+        obs, _, terminated, truncated, info = env.step(action)
         now = clock()
         steps.append(now - start)
         if terminated or truncated:
-            env.reset()
+            obs, info = env.reset()
             in_resets -= now
             now = clock()
             in_resets += now

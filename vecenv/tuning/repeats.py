@@ -12,8 +12,9 @@ import copy
 import gc
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -21,6 +22,7 @@ import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
 from vecenv import nest
+from vecenv.tuning.random_actions import sample_action
 
 STEPS = 200
 """Most steps of an episode that `RepeatProbe` plays."""
@@ -29,17 +31,19 @@ SECONDS = 0.25
 Row = dict[str, Any]
 
 
-def play(env: Any, seed: int, actions: Iterable[Any]) -> Iterator[Row]:
-    """Yield the results of a reset and of each step, until the episode or the actions end. Infos are left out.
+def play(env: Any, seed: int, act: Callable[[Any, Any], Any], steps: int = STEPS) -> Iterator[Row]:
+    """Yield the results of a reset and of each step, until the episode ends or has `steps` steps. Infos are left out.
 
-    >>> [sorted(row) for row in play(gymnasium.make("CartPole-v1"), 0, [1])]
+    act: returns the action for an observation and an info.
+
+    >>> [sorted(row) for row in play(gymnasium.make("CartPole-v1"), 0, lambda obs, info: 1, steps=1)]
     [['obs'], ['obs', 'reward', 'terminated', 'truncated']]
     """
-    obs, _ = env.reset(seed=seed)
+    obs, info = env.reset(seed=seed)
     yield {"obs": copy.deepcopy(obs)}
-    for action in actions:
-        *results, _ = env.step(action)
-        row = dict(zip(("obs", "reward", "terminated", "truncated"), results, strict=True))
+    for _ in range(steps):
+        obs, *results, info = env.step(act(obs, info))
+        row = dict(zip(("obs", "reward", "terminated", "truncated"), (obs, *results), strict=True))
         yield copy.deepcopy(row)  # an env may write into its observation
         if row["terminated"] or row["truncated"]:
             return
@@ -140,7 +144,7 @@ class RepeatProbe(gymnasium.Env[Any, Any]):
         end, rows, (seed, action_seed) = time.monotonic() + SECONDS, list[Row](), self._seeds[number]
         space = copy.deepcopy(env.action_space)
         space.seed(action_seed)
-        results = play(env, seed, (space.sample() for _ in range(STEPS)))
+        results = play(env, seed, partial(sample_action, space))
         try:
             for row in results:
                 rows.append(row)

@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vecenv import nest
 from vecenv.backends.free_threading import gil_modules
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_env_fns, check_timeout, unshared_env_fns
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
 from vecenv.tuning.auto_backend import MOST_WORKERS, EnvCost, measure_cost
+from vecenv.tuning.random_actions import find_mask, sample_action
 from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 
 STEP_TIMEOUT = 20.0
@@ -117,9 +119,10 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
     seconds: duration of the comparison. Before, `tune` measures one env, and makes the envs of all candidates,
         which are open at the same time.
 
-    The envs take random actions, and are reset when an episode ends. The best candidate is the simplest (in the order
-    Dummy, Shmem, Thread) with at least 95 % of the highest speed. If Thread is fastest, 90 % suffice, because its envs
-    must be thread-safe. It also suffices to be at least as fast as the fastest in 30 % of the time slices.
+    The envs take random actions that their `action_mask` allows, and are reset when an episode ends. The best candidate
+    is the simplest (in the order Dummy, Shmem, Thread) with at least 95 % of the highest speed. If Thread is fastest,
+    90 % suffice, because its envs must be thread-safe. It also suffices to be at least as fast as the fastest in 30 %
+    of the time slices.
 
     Raises:
         ValueError, TypeError: an argument is wrong.
@@ -199,23 +202,34 @@ class _CandidateLoop:
         self.venv = opened.enter_context(BACKENDS[self.backend](env_fns, **options))
         self.actions = draw_actions(self.venv.action_space)
         begin = time.perf_counter()
-        self.venv.reset(seed=0)
+        obs, infos = self.venv.reset(seed=0)
         self.first_reset = time.perf_counter() - begin
         end = time.perf_counter() + seconds
         for i in range(self.rounds_before):
             if not i or time.perf_counter() < end:
-                self.venv.step(self.actions[i % ACTION_ROWS], autoreset=True)
+                obs, *_, infos = self.venv.step(self.legal_actions(obs, infos, i), autoreset=True)
+        self.last = obs, infos
+
+    def legal_actions(self, obs: Any, infos: Any, i: int) -> Any:
+        """Return actions for round `i`: drawn before, or now if the envs give masks."""
+        spaces = self.venv.action_space
+        rows = [(space, nest.take(obs, k), infos[k]) for k, space in enumerate(spaces)]
+        if all(find_mask(*row) is None for row in rows):
+            return self.actions[i % ACTION_ROWS]
+        return batched([sample_action(*row) for row in rows])
 
     def measure(self, seconds: float) -> None:
-        step, actions, clock = self.venv.step, self.actions, time.perf_counter
+        step, clock, (obs, infos) = self.venv.step, time.perf_counter, self.last
         counts, times = [0, 0], [0.0, 0.0]
         while not sum(counts) or sum(times) < seconds:
+            actions = self.legal_actions(obs, infos, sum(counts))
             begin = clock()
             compute(self.pause)
-            _, _, terminated, truncated, _ = step(actions[sum(counts) % ACTION_ROWS], autoreset=True)
+            obs, _, terminated, truncated, infos = step(actions, autoreset=True)
             with_resets = bool(np.any(terminated) or np.any(truncated))
             counts[with_resets] += 1
             times[with_resets] += clock() - begin
+        self.last = obs, infos
         plain, resets = map(Rounds, counts, times)
         self.slices.append((plain, resets))
 
@@ -308,10 +322,13 @@ def draw_actions(spaces: Sequence[Any]) -> list[Any]:
         if space is None:
             raise ValueError(f"env {i} has no action_space, which is needed to draw random actions")
         space.seed(i)
-    batches = [[space.sample() for space in spaces] for _ in range(ACTION_ROWS)]
-    stacks = len({(getattr(action, "dtype", None), getattr(action, "shape", None)) for action in batches[0]}) == 1
-    stacks = stacks and isinstance(batches[0][0], (np.ndarray, np.generic))
-    return [np.stack(batch) for batch in batches] if stacks else batches
+    return [batched([space.sample() for space in spaces]) for _ in range(ACTION_ROWS)]
+
+
+def batched(actions: list[Any]) -> Any:
+    """Return an array as a policy does, or the list if the actions are no arrays of one dtype and shape."""
+    kinds = {(getattr(action, "dtype", None), getattr(action, "shape", None)) for action in actions}
+    return np.stack(actions) if len(kinds) == 1 and isinstance(actions[0], (np.ndarray, np.generic)) else actions
 
 
 def compute(seconds: float) -> None:

@@ -39,7 +39,10 @@ def test_the_first_difference_is_in_words(one: Any, other: Any, words: str) -> N
 
 
 def test_a_trajectory_has_copies_and_ends_with_its_episode_or_its_actions() -> None:
-    rows = [list(play(CountingEnv(length=3), 5, [action] * n)) for action, n in ((1, 9), (1, 2), (2, 2))]
+    rows = [
+        list(play(CountingEnv(length=3), 5, lambda obs, info, action=action: action, n))
+        for action, n in ((1, 9), (1, 2), (2, 2))
+    ]
     assert [len(each) for each in rows] == [4, 3, 3]
     assert [row["obs"][2] for row in rows[0]] == [0, 1, 2, 3]
     assert first_difference(rows[0], rows[1]) == ""
