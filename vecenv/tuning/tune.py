@@ -2,7 +2,8 @@
 
 1. `measure_cost` measures one env. The cost determines the candidates.
 2. Each candidate (`TuneRow`) makes its envs, and steps them a few times.
-3. The candidates take turns, for eight time slices each, so that noise affects all. `tune` compares medians of slices.
+3. The candidates take turns of 5 ms, so that noise affects all. `tune` compares median times of a round, because on a
+   busy machine, means depend more on the scheduler of the system than on the candidate.
 """
 
 from __future__ import annotations
@@ -28,15 +29,14 @@ from vecenv.tuning.random_actions import find_mask, sample_action
 from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 
 STEP_TIMEOUT = 20.0
-PASSES = 8
+TURN = 5e-3
+"""Seconds of a turn. A candidate that computes without a break is interrupted in longer turns if the CPUs are busy."""
+TURNS = 4
+"""Minimum number of turns of each candidate."""
 ROUNDS_BEFORE = 3
 """Unmeasured rounds of each candidate, in addition to slow first steps of its envs."""
 TIE, TIE_WITH_THREADS = 0.95, 0.9
 """Shares of the highest speed that count as equal to it: usually, and if Thread is fastest."""
-OFTEN = 0.5
-"""Share of rounds with resets from which resets are not rare (see `rate`)."""
-NOISE = 0.3
-"""Share of slices in which a tied candidate is at least as fast as the fastest."""
 ACTION_ROWS = 16
 BAR = 40
 THREAD_SAFE = "envs must be thread-safe"
@@ -120,9 +120,9 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
         which are open at the same time.
 
     The envs take random actions that their `action_mask` allows, and are reset when an episode ends. The best candidate
-    is the simplest (in the order Dummy, Shmem, Thread) with at least 95 % of the highest speed. If Thread is fastest,
-    90 % suffice, because its envs must be thread-safe. It also suffices to be at least as fast as the fastest in 30 %
-    of the time slices.
+    is the simplest (in the order Dummy, Shmem, Thread) with at least 95 % of the highest speed, in all turns or in each
+    second turn. If Thread is fastest, 90 % suffice, because its envs must be thread-safe. On a busy machine, threads
+    get more of the CPUs than a single thread. `tune` compares processor time too, to leave this out.
 
     Raises:
         ValueError, TypeError: an argument is wrong.
@@ -177,8 +177,16 @@ def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
 
 
 class Rounds(NamedTuple):
-    number: int
-    seconds: float
+    """Seconds of each round in some of the turns."""
+
+    plain: list[float]
+    with_resets: list[float]
+
+    def expected_seconds(self, share: float, first_reset: float) -> float:
+        """Return the seconds of a round, if `share` of all rounds have resets. Medians leave out interruptions."""
+        usual = median(self.plain or self.with_resets)
+        with_resets = median(self.with_resets or [first_reset + usual])
+        return (1 - share) * usual + share * with_resets
 
 
 class _CandidateLoop:
@@ -188,11 +196,14 @@ class _CandidateLoop:
     def __init__(self, backend: str, num_workers: int | None, cost: EnvCost | None, n: int, pause: float) -> None:
         self.backend, self.num_workers, self.n, self.pause = backend, num_workers, n, pause
         self.failure = ""
-        self.slices: list[tuple[Rounds, Rounds]] = []
-        """Rounds without and with resets, per slice."""
+        self.waits = cost is None or cost.waits
+        self.turns = Rounds([], []), Rounds([], [])
+        """Rounds of even and of odd turns."""
         self.first_reset = 0.0
+        self.cpu_seconds, self.parallel = 0.0, 1.0
+        """Processor time of this process in all rounds, and the most CPUs that it used at once."""
         self.rates: list[float] = []
-        """Steps per second in each slice (see `rate`)."""
+        """Steps per second in all turns, in even turns and in odd turns."""
         self.rounds_before = ROUNDS_BEFORE + (cost.slow_steps if cost else 0)
 
     def open(self, env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
@@ -218,36 +229,35 @@ class _CandidateLoop:
             return self.actions[i % ACTION_ROWS]
         return batched([sample_action(*row) for row in rows])
 
-    def measure(self, seconds: float) -> None:
-        step, clock, (obs, infos) = self.venv.step, time.perf_counter, self.last
-        counts, times = [0, 0], [0.0, 0.0]
-        while not sum(counts) or sum(times) < seconds:
-            actions = self.legal_actions(obs, infos, sum(counts))
-            begin = clock()
+    @property
+    def all_rounds(self) -> Rounds:
+        even, odd = self.turns
+        return Rounds(even.plain + odd.plain, even.with_resets + odd.with_resets)
+
+    def measure(self, seconds: float, turn: int) -> None:
+        step, clock, (obs, infos), rounds = self.venv.step, time.perf_counter, self.last, self.turns[turn % 2]
+        wall, cpu, count = 0.0, 0.0, 0
+        while not count or wall < seconds:
+            actions = self.legal_actions(obs, infos, count)
+            begin, cpu_begin = clock(), time.process_time()
             compute(self.pause)
             obs, _, terminated, truncated, infos = step(actions, autoreset=True)
-            with_resets = bool(np.any(terminated) or np.any(truncated))
-            counts[with_resets] += 1
-            times[with_resets] += clock() - begin
+            cpu, taken, count = cpu + time.process_time() - cpu_begin, clock() - begin, count + 1
+            wall += taken
+            (rounds.with_resets if np.any(terminated) or np.any(truncated) else rounds.plain).append(taken)
         self.last = obs, infos
-        plain, resets = map(Rounds, counts, times)
-        self.slices.append((plain, resets))
+        self.cpu_seconds, self.parallel = self.cpu_seconds + cpu, max(self.parallel, cpu / wall)
 
-    def rate(self, share: float) -> None:
-        """Set `rates`. `share`: share of rounds with resets.
+    def cpu_per_round(self) -> float:
+        return self.cpu_seconds / self.parallel / sum(map(len, self.all_rounds))
 
-        If resets are rare, their time is spread over all slices, because the median of slices would ignore resets.
-        """
-        if share >= OFTEN:
-            self.rates = [
-                (plain.number + resets.number) * self.n / (plain.seconds + resets.seconds)
-                for plain, resets in self.slices
-            ]
-            return
-        usual = [plain.seconds / plain.number for plain, _ in self.slices if plain.number]
-        count, seconds = (sum(column) for column in zip(*(resets for _, resets in self.slices), strict=True))
-        with_resets = seconds / count if count else self.first_reset + median(usual)
-        self.rates = [self.n / ((1 - share) * each + share * with_resets) for each in usual or [with_resets]]
+    def rate(self, share: float, dummy: _CandidateLoop | None) -> None:
+        """Set `rates`. `share`: share of rounds with resets. Threads gain over `dummy` at most in processor time."""
+        parts = [part for part in (self.all_rounds, *self.turns) if any(part)]
+        self.rates = [self.n / part.expected_seconds(share, self.first_reset) for part in parts]
+        if self.backend == "thread" and dummy is not None and not self.waits:
+            gain = dummy.cpu_per_round() / self.cpu_per_round()
+            self.rates = [min(own, gain * its) for own, its in zip(self.rates, dummy.rates, strict=False)]
 
     def fail(self, error: Exception) -> None:
         self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -256,7 +266,7 @@ class _CandidateLoop:
         note = self.failure or (THREAD_SAFE if self.backend == "thread" else "")
         if self.backend == "thread" and gil_modules:
             note += f"; importing {gil_modules[0]!r} has turned the interpreter lock on"
-        rate = median(self.rates) if self.rates and not self.failure else None
+        rate = self.rates[0] if self.rates and not self.failure else None
         return TuneRow(self.backend, self.num_workers, rate, note)
 
 
@@ -278,27 +288,21 @@ def _open(
 
 
 def _measure(loops: Sequence[_CandidateLoop], seconds: float) -> None:
-    end = time.perf_counter() + seconds
+    end, turn = time.perf_counter() + seconds, 0
     active = [loop for loop in loops if not loop.failure]
-    for k in range(PASSES):
-        for loop in active[k % 2 :] + active[: k % 2]:
-            left = max(0.0, end - time.perf_counter())
+    while active and (turn < TURNS or time.perf_counter() < end):
+        first = turn % len(active)
+        for loop in active[first:] + active[:first]:
             try:
-                loop.measure(left / ((PASSES - k) * len(active)))
+                loop.measure(TURN if time.perf_counter() < end else 0.0, turn)
             except Exception as error:
                 loop.fail(error)
         active = [loop for loop in active if not loop.failure]
-        _rate(loops)
-
-
-def _rate(loops: Sequence[_CandidateLoop]) -> None:
-    """Set all rates with the same share of rounds with resets, because all candidates step equal envs."""
-    measured = [loop for loop in loops if loop.slices]
-    slices = [each for loop in measured for each in loop.slices]
-    with_resets = sum(resets.number for _, resets in slices)
-    all_rounds = with_resets + sum(plain.number for plain, _ in slices)
-    for loop in measured:
-        loop.rate(with_resets / all_rounds)
+        turn += 1
+    # All candidates step equal envs, so they have the same share of rounds with resets.
+    plain, resets = (sum(len(loop.all_rounds[k]) for loop in active) for k in range(2))
+    for loop in active:  # Dummy is the first
+        loop.rate(resets / (plain + resets), active[0] if active[0].backend == "dummy" else None)
 
 
 def _rank(loops: Sequence[_CandidateLoop]) -> tuple[list[TuneRow], TuneRow | None]:
@@ -307,14 +311,13 @@ def _rank(loops: Sequence[_CandidateLoop]) -> tuple[list[TuneRow], TuneRow | Non
     rows = sorted(row_of.values(), key=lambda row: -(row.steps_per_second or 0.0))
     if not measured:
         return rows, None
-    fastest = max(measured, key=lambda loop: median(loop.rates))
+    fastest = max(measured, key=lambda loop: loop.rates[0])
     enough = TIE_WITH_THREADS if fastest.backend == "thread" else TIE
 
     def is_tied(loop: _CandidateLoop) -> bool:
-        ratios = [own / its for own, its in zip(loop.rates, fastest.rates, strict=False)]
-        return median(ratios) >= enough or sum(ratio >= 1 for ratio in ratios) >= max(2, NOISE * len(ratios))
+        return any(own >= enough * its for own, its in zip(loop.rates, fastest.rates, strict=False))
 
-    return rows, next(row_of[loop] for loop in measured if loop is fastest or is_tied(loop))
+    return rows, next(row_of[loop] for loop in measured if is_tied(loop))
 
 
 def draw_actions(spaces: Sequence[Any]) -> list[Any]:

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from functools import partial
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from vecenv import ShmemVectorEnv, TuneResult, TuneRow
 from vecenv.__main__ import main
 from vecenv.errors import VectorEnvError, WorkerTimeoutError
 from vecenv.tuning import tune as tuning
+from vecenv.tuning.auto_backend import EnvCost
 from vecenv.tuning.tune import compute, draw_actions, tune
 
 CHEAP = partial(Draws)
@@ -82,17 +82,15 @@ class TestTheChoice:
         ("rates", "best"),
         [
             ({"dummy": [100, 100, 100], "shmem": [104, 104, 104]}, "dummy"),
-            ({"dummy": [100, 50, 100], "shmem": [104, 150, 104]}, "dummy"),
-            ({"dummy": [50, 100, 50, 100, 50], "shmem": [90, 90, 90, 90, 90]}, "dummy"),
-            ({"dummy": [50, 50, 50, 100, 50], "shmem": [90, 90, 90, 90, 90]}, "shmem"),
-            ({"dummy": [100, 100, 100], "shmem": [110, 110, 110]}, "shmem"),
+            ({"dummy": [100, 50, 100], "shmem": [110, 150, 104]}, "dummy"),
+            ({"dummy": [100, 50, 100], "shmem": [110, 150, 110]}, "shmem"),
             ({"dummy": [100, 100, 100], "thread": [110, 110, 110]}, "dummy"),
             ({"dummy": [100, 100, 100], "shmem": [200, 200, 200], "thread": [210, 210, 210]}, "shmem"),
             ({"dummy": [100, 100, 100], "thread": [120, 120, 120]}, "thread"),
         ],
     )
     def test_the_simplest_that_is_as_fast_as_the_fastest(self, rates: dict[str, list[float]], best: str) -> None:
-        """The rates of the slices are given, and some are noisy."""
+        """The rates in all, even and odd turns are given, and some are noisy."""
         loops = [tuning._CandidateLoop(name, None if name == "dummy" else 2, None, 2, 0.0) for name in rates]
         for loop in loops:
             loop.rates = rates[loop.backend]
@@ -101,20 +99,33 @@ class TestTheChoice:
         assert (found.backend, len(rows)) == (best, len(rates))
 
     @pytest.mark.parametrize(
-        ("slices", "reset", "share", "rates"),
+        ("plain", "resets", "first_reset", "share", "seconds"),
         [
-            ([((9, 0.9), (1, 1.1)), ((9, 1.8), (1, 1.1)), ((1, 0.1), (0, 0.0))], 0.0, 0.1, [5, 1 / 0.29, 5]),
-            ([((9, 0.9), (0, 0.0))], 0.9, 0.1, [1 / (0.09 + 0.1)]),
-            ([((0, 0.0), (1, 2.0))], 0.9, 0.1, [0.5]),
-            ([((1, 0.5), (1, 1.5)), ((0, 0.0), (1, 0.5))], 0.9, 0.6, [1, 2]),
+            ([1, 1, 9], [3, 5, 99], 0, 0.1, 0.9 * 1 + 0.1 * 5),
+            ([1, 1, 9], [], 4, 0.1, 0.9 * 1 + 0.1 * 5),
+            ([], [2, 2, 7], 4, 1.0, 2),
         ],
-        ids=["mean of resets", "first reset", "only resets", "often"],
+        ids=["median of resets", "first reset", "only resets"],
     )
-    def test_resets_count_in_each_slice(self, slices: Any, reset: float, share: float, rates: list[float]) -> None:
-        loop = tuning._CandidateLoop("dummy", None, None, 1, 0.0)
-        loop.slices, loop.first_reset = [tuple(starmap(tuning.Rounds, each)) for each in slices], reset
-        loop.rate(share)
-        assert loop.rates == pytest.approx(rates)
+    def test_resets_count_by_their_share(
+        self, plain: Any, resets: Any, first_reset: float, share: float, seconds: float
+    ) -> None:
+        assert tuning.Rounds(plain, resets).expected_seconds(share, first_reset) == pytest.approx(seconds)
+
+    @pytest.mark.parametrize(("parallel", "waits", "rate"), [(1.0, False, 90), (2.0, False, 180), (1.0, True, 300)])
+    def test_threads_gain_at_most_in_processor_time(self, parallel: float, waits: bool, rate: float) -> None:
+        """On a busy machine, threads get a larger part of the CPUs, but no round needs less processor time."""
+        cost = EnvCost(1.0, 0.1 if waits else 1.0, 0)
+        dummy, thread = (tuning._CandidateLoop(name, None, cost, 1, 0.0) for name in ("dummy", "thread"))
+        for loop, seconds, cpu_seconds in ((dummy, 1 / 100, 9e-3), (thread, 1 / 300, 10e-3)):
+            for rounds in loop.turns:
+                rounds.plain.append(seconds)
+            loop.cpu_seconds = 2 * cpu_seconds
+        thread.parallel = parallel
+        for loop in (dummy, thread):
+            loop.rate(0.0, dummy)
+        assert dummy.rates == pytest.approx([100] * 3)
+        assert thread.rates == pytest.approx([rate] * 3)
 
     def test_a_bar_a_row_and_the_line_to_write_are_printed(self) -> None:
         rows = [
