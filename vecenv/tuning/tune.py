@@ -25,7 +25,7 @@ from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_env_fns, check_timeout, unshared_env_fns
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
 from vecenv.tuning.auto_backend import MOST_WORKERS, EnvCost, measure_cost
-from vecenv.tuning.random_actions import find_mask, sample_action
+from vecenv.tuning.random_actions import sample_action
 from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 
 STEP_TIMEOUT = 20.0
@@ -37,7 +37,6 @@ ROUNDS_BEFORE = 3
 """Unmeasured rounds of each candidate, in addition to slow first steps of its envs."""
 TIE, TIE_WITH_THREADS = 0.95, 0.9
 """Shares of the highest speed that count as equal to it: usually, and if Thread is fastest."""
-ACTION_ROWS = 16
 BAR = 40
 THREAD_SAFE = "envs must be thread-safe"
 
@@ -191,7 +190,8 @@ class Rounds(NamedTuple):
 
 class _CandidateLoop:
     venv: BaseVectorEnv
-    actions: list[Any]
+    last: tuple[Any, Any]
+    """Observations and infos of the last round."""
 
     def __init__(self, backend: str, num_workers: int | None, cost: EnvCost | None, n: int, pause: float) -> None:
         self.backend, self.num_workers, self.n, self.pause = backend, num_workers, n, pause
@@ -211,23 +211,15 @@ class _CandidateLoop:
             {} if self.backend == "dummy" else {"num_workers": self.num_workers, "step_timeout": STEP_TIMEOUT}
         )
         self.venv = opened.enter_context(BACKENDS[self.backend](env_fns, **options))
-        self.actions = draw_actions(self.venv.action_space)
+        seed_spaces(self.venv.action_space)
         begin = time.perf_counter()
         obs, infos = self.venv.reset(seed=0)
         self.first_reset = time.perf_counter() - begin
         end = time.perf_counter() + seconds
         for i in range(self.rounds_before):
             if not i or time.perf_counter() < end:
-                obs, *_, infos = self.venv.step(self.legal_actions(obs, infos, i), autoreset=True)
+                obs, *_, infos = self.venv.step(draw_actions(self.venv.action_space, obs, infos), autoreset=True)
         self.last = obs, infos
-
-    def legal_actions(self, obs: Any, infos: Any, i: int) -> Any:
-        """Return actions for round `i`: drawn before, or now if the envs give masks."""
-        spaces = self.venv.action_space
-        rows = [(space, nest.take(obs, k), infos[k]) for k, space in enumerate(spaces)]
-        if all(find_mask(*row) is None for row in rows):
-            return self.actions[i % ACTION_ROWS]
-        return batched([sample_action(*row) for row in rows])
 
     @property
     def all_rounds(self) -> Rounds:
@@ -235,10 +227,11 @@ class _CandidateLoop:
         return Rounds(even.plain + odd.plain, even.with_resets + odd.with_resets)
 
     def measure(self, seconds: float, turn: int) -> None:
-        step, clock, (obs, infos), rounds = self.venv.step, time.perf_counter, self.last, self.turns[turn % 2]
+        step, clock, spaces, rounds = self.venv.step, time.perf_counter, self.venv.action_space, self.turns[turn % 2]
+        obs, infos = self.last
         wall, cpu, count = 0.0, 0.0, 0
         while not count or wall < seconds:
-            actions = self.legal_actions(obs, infos, count)
+            actions = draw_actions(spaces, obs, infos)
             begin, cpu_begin = clock(), time.process_time()
             compute(self.pause)
             obs, _, terminated, truncated, infos = step(actions, autoreset=True)
@@ -320,16 +313,16 @@ def _rank(loops: Sequence[_CandidateLoop]) -> tuple[list[TuneRow], TuneRow | Non
     return rows, next(row_of[loop] for loop in measured if is_tied(loop))
 
 
-def draw_actions(spaces: Sequence[Any]) -> list[Any]:
+def seed_spaces(spaces: Sequence[Any]) -> None:
     for i, space in enumerate(spaces):
         if space is None:
             raise ValueError(f"env {i} has no action_space, which is needed to draw random actions")
         space.seed(i)
-    return [batched([space.sample() for space in spaces]) for _ in range(ACTION_ROWS)]
 
 
-def batched(actions: list[Any]) -> Any:
-    """Return an array as a policy does, or the list if the actions are no arrays of one dtype and shape."""
+def draw_actions(spaces: Sequence[Any], obs: Any, infos: Any) -> Any:
+    """Return legal actions: an array, as a policy does, or a list if they have different dtypes or shapes."""
+    actions = [sample_action(space, nest.take(obs, i), infos[i]) for i, space in enumerate(spaces)]
     kinds = {(getattr(action, "dtype", None), getattr(action, "shape", None)) for action in actions}
     return np.stack(actions) if len(kinds) == 1 and isinstance(actions[0], (np.ndarray, np.generic)) else actions
 

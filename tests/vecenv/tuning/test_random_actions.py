@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from tests.support.backends import FULL
 from tests.support.seeded_envs import Masked
 from vecenv import tune
 from vecenv.testing import check_env
@@ -16,7 +17,7 @@ from vecenv.tuning.auto_backend import choose_backend
 from vecenv.tuning.random_actions import sample_action
 from vecenv.tuning.repeats import RepeatProbe
 
-PLACES = ["info", "obs"]
+PLACES = ["info", pytest.param("obs", marks=FULL)]
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 
 import vecenv
@@ -23,7 +24,7 @@ from vecenv.__main__ import main
 from vecenv.errors import VectorEnvError, WorkerTimeoutError
 from vecenv.tuning import tune as tuning
 from vecenv.tuning.auto_backend import EnvCost
-from vecenv.tuning.tune import compute, draw_actions, tune
+from vecenv.tuning.tune import compute, draw_actions, seed_spaces, tune
 
 CHEAP = partial(Draws)
 QUICK: dict[str, Any] = {"pause": 1e-4, "seconds": 0.3}
@@ -215,19 +216,23 @@ def test_the_callers_work_uses_the_cpu() -> None:
 
 
 def test_the_same_random_actions_are_drawn_each_time() -> None:
+    def draw(spaces: list[Any]) -> Any:
+        seed_spaces(spaces)
+        return draw_actions(spaces, np.zeros(2), [{}, {}])
+
     for space, shape in (
         (gymnasium.spaces.Discrete(3), (2,)),
         (gymnasium.spaces.Box(-1, 1, (4,)), (2, 4)),
         (gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(3)}), None),
     ):
-        first, second = draw_actions([space] * 2), draw_actions([space] * 2)
+        first, second = draw([space] * 2), draw([space] * 2)
         assert str(first) == str(second)
-        assert getattr(first[0], "shape", None) == shape
+        assert getattr(first, "shape", None) == shape
     for width in (1, 2):  # with different dtypes or shapes
-        mixed = draw_actions([gymnasium.spaces.MultiBinary(1), gymnasium.spaces.Box(-1, 1, (width,))])
-        assert [(len(action), action.dtype.kind) for action in mixed[0]] == [(1, "i"), (width, "f")]
+        mixed = draw([gymnasium.spaces.MultiBinary(1), gymnasium.spaces.Box(-1, 1, (width,))])
+        assert [(len(action), action.dtype.kind) for action in mixed] == [(1, "i"), (width, "f")]
     with pytest.raises(ValueError, match="env 1 has no action_space"):
-        draw_actions([gymnasium.spaces.Discrete(2), None])
+        draw([gymnasium.spaces.Discrete(2), None])
 
 
 @FULL
