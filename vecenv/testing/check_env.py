@@ -54,8 +54,9 @@ def check_env(
 ) -> CheckResult:
     """Play an env in worker processes, and report whether it repeats, is independent of other envs, and what it costs.
 
-    The env plays `steps` random steps, legal ones if it gives an `action_mask`: twice in a row, in a new process, and beside a second env in one process. An
-    episode that does not end is left by a reset. Floats must be equal bit for bit, and NaN is equal to NaN.
+    The env plays `steps` random steps: twice in a row, in a new process, and beside a second env in one process. If the
+    env gives an `action_mask`, all actions are legal. An episode that does not end is left by a reset. Floats must be
+    equal bit for bit, and NaN is equal to NaN.
 
     env_fn: function that makes the env, or a gymnasium id.
     seed: seed of the first episode and of the actions.

@@ -40,7 +40,8 @@ def mask_in(obs: Any, space: spaces.Space[Any], *rows: int) -> Any:
     """
     if not isinstance(obs, dict):
         return None
-    if (found := obs.get("action_mask")) is None:
+    found: Any = obs.get("action_mask")
+    if found is None:
         found = obs.get("mask")
         fits = isinstance(space, spaces.Discrete) and getattr(found, "shape", ()) == (*rows, space.n)
         if not fits or found.dtype.kind not in "bui":
