@@ -246,11 +246,11 @@ class _CandidateLoop:
 
     def rate(self, share: float, dummy: _CandidateLoop | None) -> None:
         """Set `rates`. `share`: share of rounds with resets. Threads gain over `dummy` at most in processor time."""
-        parts = [part for part in (self.all_rounds, *self.turns) if any(part)]
+        parts = (self.all_rounds, *self.turns)
         self.rates = [self.n / part.expected_seconds(share, self.first_reset) for part in parts]
         if self.backend == "thread" and dummy is not None and not self.waits:
             gain = dummy.cpu_per_round() / self.cpu_per_round()
-            self.rates = [min(own, gain * its) for own, its in zip(self.rates, dummy.rates, strict=False)]
+            self.rates = [min(own, gain * its) for own, its in zip(self.rates, dummy.rates, strict=True)]
 
     def fail(self, error: Exception) -> None:
         self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
