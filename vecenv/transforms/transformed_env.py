@@ -18,6 +18,7 @@ from vecenv.errors import ObservationError
 from vecenv.transforms.arrays import action_rows
 from vecenv.transforms.compose import Compose, HasTransforms
 from vecenv.transforms.transform import EnvTransform, Rows, Transform
+from vecenv.tuning.random_actions import sample_action
 
 Env = gymnasium.Env[Any, Any]
 Wrapper = gymnasium.Wrapper[Any, Any, Any, Any]
@@ -209,7 +210,7 @@ class _NoopReset(Wrapper):
             obs, info = self.env.reset(seed=seed if trial == 0 else None, options=options)
             noops = int(self._draws.integers(self._noops + 1)) if self._is_random else self._noops
             for _ in range(noops):
-                action = self._actions.sample() if isinstance(self._action, str) else self._action
+                action = sample_action(self._actions, obs, info) if isinstance(self._action, str) else self._action
                 obs, _, terminated, truncated, info = self.env.step(action)
                 if terminated or truncated:
                     break

@@ -1,4 +1,4 @@
-"""`tune`, `auto`, `check_env` and the check of jobs draw only actions that an env's `action_mask` allows."""
+"""`tune`, `auto`, `check_env`, the check of jobs and `NoopReset` draw only actions that an `action_mask` allows.
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.support.backends import FULL
 from tests.support.seeded_envs import Masked
 from vecenv import tune
 from vecenv.testing import check_env
+from vecenv.transforms import NoopReset, TransformedEnv
 from vecenv.tuning.auto_backend import choose_backend
 from vecenv.tuning.random_actions import sample_action
 from vecenv.tuning.repeats import RepeatProbe
@@ -36,6 +37,12 @@ def test_checks_play_whole_episodes(place: str) -> None:
     assert RepeatProbe(partial(Masked, place), [(0, 0), (1, 1)]).find_difference() == ""
     result = check_env(partial(Masked, place), steps=40)
     assert result.ok, result
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_random_steps_after_a_reset_are_legal(place: str) -> None:
+    _, info = TransformedEnv(Masked(place), NoopReset(6, random=False)).reset(seed=0)
+    assert ("action_mask" in info) == (place == "info")
 
 
 @pytest.mark.parametrize(
