@@ -1,4 +1,4 @@
-"""`tune`, `auto`, `check_env`, the check of jobs and `NoopReset` draw only actions that an `action_mask` allows.
+"""`tune`, `auto`, `check_env`, the check of jobs and `NoopReset` draw only actions that an `action_mask` allows."""
 
 from __future__ import annotations
 
