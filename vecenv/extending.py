@@ -32,7 +32,7 @@ from vecenv.engine.recovery import is_repeated
 from vecenv.envs.gym_env import find_spec
 from vecenv.envs.native_class import NativeClass
 from vecenv.errors import warn_caller
-from vecenv.portability import path_of_descriptor
+from vecenv.portability import UNTRACKED, path_of_descriptor
 from vecenv.ray_cluster import (
     RayCluster,
     actor_options,
@@ -61,7 +61,7 @@ from vecenv.tuning.random_actions import draw_action, mask_in
 from vecenv.tuning.repeats import RepeatProbe
 from vecenv.wrappers import check_send_and_recv, resets_in_step, step_with_views
 
-__all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "LayerMark", "Layout", "Leaf", "NativeClass"]
+__all__ = ["UNTRACKED", "VECTOR_ENVS", "Freezable", "HasTransforms", "LayerMark", "Layout", "Leaf", "NativeClass"]
 __all__ += ["ObjectLeaf", "OneEnvPerProcess", "RayCluster", "RepeatProbe"]
 __all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "at_least_one", "batch_actions", "cast_exactly"]
 __all__ += ["cause_of", "check_count", "check_mapping", "check_number", "check_options", "check_resources"]

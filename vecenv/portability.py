@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 PORTABLE = os.environ.get("VECENV_PORTABLE", "") not in ("", "0")
+UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+"""Arguments of `mmap.mmap`. From Python 3.13 on, a mapping then keeps no duplicate of the file descriptor."""
 _os: Any = os
 _fcntl: Any = fcntl
 

@@ -8,7 +8,6 @@ import io
 import mmap
 import os
 import resource
-import sys
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,13 +21,13 @@ from collector.store.manifest import MANIFEST, Manifest, file_name
 from collector.store.safe_folder import PARTIAL, DatasetError, SafeFolder
 from collector.store.schema import ShardLine
 from collector.store.shard_layout import batch_of, check_whole
+from vecenv.extending import UNTRACKED
 
 LARGEST_INFLATED = 2**32
 """Maximum bytes of a compressed shard before compression. Larger shards are not compressed."""
 LONGEST_HEADER = 4096
 SMALL = 2**17
 """Files of up to this size are read instead of memory-mapped, because a mapping may keep a file descriptor open."""
-_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 _header_lock = threading.Lock()
 """Lock for numpy's header parser: Python before 3.11.8 and 3.12.2 may raise SystemError if two threads use `ast`."""
 
@@ -88,7 +87,7 @@ def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row
     with os.fdopen(fd, "rb") as file:
         if os.fstat(fd).st_size != size or not size:
             raise FileNotFoundError
-        data: Any = file.read() if size <= SMALL else mmap.mmap(fd, 0, access=mmap.ACCESS_READ, **_UNTRACKED)
+        data: Any = file.read() if size <= SMALL else mmap.mmap(fd, 0, access=mmap.ACCESS_READ, **UNTRACKED)
     if not known and hashlib.sha256(data).hexdigest() != sha256:
         raise FileNotFoundError
     if record.compressed:

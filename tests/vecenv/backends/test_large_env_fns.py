@@ -242,7 +242,9 @@ def test_tensors_are_shared_like_arrays() -> None:
     torch = pytest.importorskip("torch")
     weight = torch.nn.Parameter(torch.ones(500, 200))
     held = [weight, weight, weight.detach()[1:], torch.ones(100_000, dtype=torch.bfloat16), torch.ones(3)]
-    with ShmemVectorEnv([partial(Tensors, held) for _ in range(3)], num_workers=1) as venv:
+    with torch.device("meta"):  # as with `torch.set_default_device`
+        made = ShmemVectorEnv([partial(Tensors, held) for _ in range(3)], num_workers=1)
+    with made as venv:
         venv.reset()
         assert venv.call("forms") == [Tensors(held).forms()] * 3
         assert mapped(venv.call("where")[0])["Size"] > 3 * 500_000

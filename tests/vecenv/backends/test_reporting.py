@@ -116,15 +116,21 @@ warnings.warn("this simulator is old", FutureWarning)
 
 
 @pytest.mark.parametrize("context", ["forkserver", *full(["spawn"])])
-def test_filters_also_hold_for_warnings_of_imports(context: str, tmp_path: Path) -> None:
-    """The default start method imports the module in a server. `spawn` imports it in each worker."""
+@pytest.mark.parametrize("set_later", [False, True], ids=["ignored", "an-error-later"])
+def test_filters_also_hold_for_warnings_of_imports(set_later: bool, context: str, tmp_path: Path) -> None:
+    """The default start method imports the module in a server. `spawn` imports it in each worker.
+
+    A filter that raises errors, set after the program has imported the module, does not raise in workers.
+    """
     (tmp_path / "old_sim.py").write_text(OLD_SIM)
     path = os.pathsep.join((str(ROOT), str(tmp_path)))
+    later = 'import old_sim, vecenv\nwarnings.simplefilter("error")' if set_later else "import old_sim, vecenv"
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTS_WITH_A_WARNING, context],
+        [sys.executable, "-c", IMPORTS_WITH_A_WARNING.replace("import old_sim, vecenv", later), context],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "(2, 5)\n", "")
+    assert (done.returncode, done.stdout) == (0, "(2, 5)\n"), done.stderr
+    assert set_later or not done.stderr

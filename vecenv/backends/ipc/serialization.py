@@ -105,7 +105,7 @@ def _reduce_storage(storage: Any) -> Any:
     untyped = storage._untyped_storage  # `untyped()` warns that typed storages are deprecated
     if untyped.device.type != "cpu" or untyped.nbytes() < LARGE:
         return storage.__reduce__()
-    return _storage, (torch.empty(0, dtype=torch.uint8).set_(untyped).numpy(), storage.dtype)
+    return _storage, (torch.empty(0, dtype=torch.uint8, device="cpu").set_(untyped).numpy(), storage.dtype)
 
 
 def _storage(data: np.ndarray, dtype: Any) -> Any:

@@ -60,8 +60,8 @@ def _refused(size: int, purpose: str, reason: str, advice: str) -> SharedMemoryE
     )
 
 
-PART = 1 << 20
-"""Bytes that are compared at once."""
+PART = 1 << 16
+"""Bytes that are compared at once. Larger parts do not fit into the caches of a CPU."""
 
 
 class LargeData:

@@ -74,7 +74,7 @@ def construct(
     host = EnvHost(args.setup.env_fns, args.first_id, local=False)
     host.progress = line[PROGRESS : PROGRESS + 1]
     reports = host.construct()
-    args.setup.close_file()
+    args.setup.finish()
     gc.collect()  # before the first step, which may have a time limit
     gc.freeze()
     channel.write(messages.READY, 0, pickle.dumps(_pickled_reports(reports, args.first_id)))

@@ -61,7 +61,7 @@ def serve(
     portability.signal_at_end_of_starter(signal.SIGKILL)
     set_environment(environ)
     set_files_of_starters(imports)
-    reporting.apply_filters()
+    reporting.apply_filters(raises=False)
     result = import_all(names)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

@@ -21,7 +21,7 @@ class Reporting:
 
     @classmethod
     def of_this_process(cls) -> Reporting:
-        levels = {name: getattr(each, "level", 0) for name, each in logging.root.manager.loggerDict.items()}
+        levels = {name: getattr(each, "level", 0) for name, each in logging.root.manager.loggerDict.copy().items()}
         levels = {"": logging.root.level, **{name: level for name, level in levels.items() if level}}
         filters: list[Any] = warnings.filters  # type: ignore[assignment]
         found = [
@@ -34,14 +34,19 @@ class Reporting:
         for name, level in self.levels.items():
             logging.getLogger(name).setLevel(level)
         logging.disable(self.disabled)
-        self.apply_filters()
+        self.apply_filters(raises=False)
 
-    def apply_filters(self) -> None:
-        """Replace the filters of this process. Skip filters for classes of modules that it has not imported."""
+    def apply_filters(self, raises: bool) -> None:
+        """Replace the filters of this process. Skip filters for classes of modules that it has not imported.
+
+        raises: False shows a warning instead of raising an error. A worker imports modules again, and the program may
+            have imported these modules before it set the filter.
+        """
         warnings.resetwarnings()
         for action, message, where, name, module, line in self.filters:
             category = getattr(sys.modules.get(where), name, None)
             if isinstance(category, type) and issubclass(category, Warning):
+                action = action if raises or action != "error" else "default"
                 warnings.filterwarnings(action, message, category, module, line)
 
 

@@ -24,7 +24,7 @@ from vecenv.backends.ipc.serialization import LARGE, Descriptor, dumps_and_modul
 from vecenv.backends.memory.shared_memory import LargeData
 from vecenv.backends.memory.shared_state import SharedState
 from vecenv.backends.worker.reporting import Reporting
-from vecenv.portability import allow_cpus
+from vecenv.portability import UNTRACKED, allow_cpus
 
 
 @dataclass
@@ -54,10 +54,12 @@ class WorkerSetup:
         if self.registered:
             self._register()
 
-    def close_file(self) -> None:
-        """Close the file with large data, after the envs are made."""
+    def finish(self) -> None:
+        """After the envs are made, close the file with large data, and let warning filters raise errors."""
         if self.large is not None:
             os.close(self.large.fd)
+        if self.reporting is not None:
+            self.reporting.apply_filters(raises=True)
 
     def _register(self) -> None:
         """Register the parent's envs with gymnasium, now and before each call of an env_fn.
@@ -103,7 +105,7 @@ class PickledEnvFn:
     def load(self) -> Callable[[], Any]:
         parts: list[memoryview] = []
         if self.file is not None:  # map the file for each env, because an env may change its arrays
-            memory = memoryview(mmap.mmap(self.file.fd, 0, access=mmap.ACCESS_COPY))
+            memory = memoryview(mmap.mmap(self.file.fd, 0, access=mmap.ACCESS_COPY, **UNTRACKED))
             parts = [memory[place] for place in self.large]
         found: Any = loads_by_value(self.blob or parts.pop(0), parts)
         env_fn: Callable[[], Any] = found if self.place is None else found[self.place]
