@@ -26,6 +26,16 @@ def discrete(n, dtype):
     return spaces.Discrete(n, dtype=dtype) if has_dtypes else spaces.Discrete(n)
 
 
+def skip_unless_torch_indexes(dtype):
+    """Skip the test if this torch cannot read rows of the dtype: torch 2.8 lacks this for uint16, uint32 and uint64."""
+    import torch
+
+    try:
+        torch.zeros(2, dtype=getattr(torch, dtype))[torch.tensor([0])]
+    except NotImplementedError as error:
+        pytest.skip(f"torch {torch.__version__}: {error}")
+
+
 class Plays(gymnasium.Env):
     """Env that returns the observations of a list in turn, and the rewards of a second list."""
 

@@ -64,6 +64,7 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
     def __init__(
         self, game: str, num_envs: int, *, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP, **kwargs: Any
     ) -> None:
+        self.closed = True  # until it is open, because `VectorEnv.__del__` of gymnasium 1.2 closes it
         mode = as_autoreset_mode(autoreset_mode)
         if mode is AutoresetMode.DISABLED:
             raise ValueError(
@@ -83,7 +84,6 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
                 "AtariVectorEnv with autoreset_mode NEXT_STEP, or with episodic_life=True instead"
             )
         self.metadata = {}  # a new dict, because ALE writes into it
-        self.closed = True  # until it is open, because `VectorEnv.__del__` of gymnasium 1.2 closes it
         self._was_reset = self._was_sent = False
         self._in_flight = 0
         """Number of env results that `recv` has not returned yet."""

@@ -11,6 +11,7 @@ import pytest
 
 from collector import FlatRollout, Interruptor, MultiStep, Rollout, SyncDataCollector
 from tests.support.backends import FULL
+from tests.support.cases import skip_unless_torch_indexes
 from tests.support.collector_envs import countdowns, zeros
 from tests.support.countdown import Countdown, DictObs
 from vecenv import DummyVectorEnv, nest
@@ -214,6 +215,7 @@ class TestTensors:
     )
     def test_batches_of_every_dtype_that_torch_has(self, dtype: str) -> None:
         """For example uint16, in which depth images come: torch cannot write rows of its wide unsigned tensors."""
+        skip_unless_torch_indexes(dtype)
         batch = collect(3, 5, steps=7)
         limit = np.dtype(dtype).type(np.iinfo(dtype).max if np.dtype(dtype).kind in "iu" else 1)
         arrays = {name: getattr(batch, name).astype(dtype) * limit for name in ("all_obs", "final_obs", "action")}

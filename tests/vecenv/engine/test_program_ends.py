@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from collector import Dataset
@@ -85,7 +86,8 @@ def original(name: str, end: str) -> tuple[int, str, list[str]]:
     [pytest.param(name, end, marks=() if (name, end) in QUICK else FULL) for name in VECTOR_ENVS for end in ENDS],
 )
 def test_envs_in_this_process_are_left_open_as_in_the_originals(name: str, end: str, tmp_path: Path) -> None:
-    expected = original("sb3" if name == "sb3" else "gymnasium", end)
+    closes = hasattr(gymnasium.vector.VectorEnv, "__del__")  # of gymnasium 1.2, whose program then hangs
+    expected = original("sb3" if name == "sb3" or closes else "gymnasium", end)
     assert expected[:2] == (EXIT_CODES[end], LAST_LINES + DELETED)
     assert run(VECTOR_ENVS[name], end, folder=tmp_path / "data") == expected
     if name == "recorded":  # its own exit function has committed the episodes

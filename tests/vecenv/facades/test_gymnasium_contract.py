@@ -197,9 +197,10 @@ class TestCalls:
 
     def test_call_refuses_what_has_a_method_of_its_own(self):
         with DummyVectorEnv([Reports] * 2) as venv:
+            envs = GymnasiumVectorEnv(venv)
             for name in ("reset", "step", "close"):
                 with pytest.raises(ValueError, match=f"use `{name}` directly"):
-                    GymnasiumVectorEnv(venv).call(name)
+                    envs.call(name)
 
 
 class TestEnd:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import RescaleAction
 
 from tests.support.backends import FULL
-from tests.support.cases import counting
+from tests.support.cases import counting, skip_unless_torch_indexes
 from tests.support.transform_envs import MIXED, VECTOR, Samples
 from tests.support.transform_forms import N, Seen, around_the_batch, assert_held, forms, host, on_tensors, transforms_of
 from vecenv import DummyVectorEnv, nest
@@ -256,6 +256,7 @@ def test_an_observation_with_other_keys_is_an_error_of_a_single_env_too(change: 
 )
 def test_tensors_of_every_dtype_are_transformed_as_arrays_are(make: Any, dtype: str) -> None:
     """For example uint16, in which depth images come."""
+    skip_unless_torch_indexes(dtype)
     limit = np.iinfo(dtype).max if np.dtype(dtype).kind in "iu" else 1
     fns = [partial(Samples, spaces.Box(0, limit, (2, 3), np.dtype(dtype).type), 3)] * 2
     actions = np.zeros((2, 2), np.float32)

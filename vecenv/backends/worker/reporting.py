@@ -16,7 +16,7 @@ class Reporting:
     """Levels that are set, by logger. The root logger's name is ""."""
     disabled: int
     """Argument of the last call of `logging.disable`."""
-    filters: list[tuple[Any, ...]]
+    filters: list[Any]
     """Action, message, module and name of the category, module, line. The last filter takes precedence."""
 
     @classmethod
@@ -46,8 +46,8 @@ class Reporting:
         for action, message, where, name, module, line in self.filters:
             category = getattr(sys.modules.get(where), name, None)
             if isinstance(category, type) and issubclass(category, Warning):
-                action = action if raises or action != "error" else "default"
-                warnings.filterwarnings(action, message, category, module, line)
+                chosen: Any = "default" if action == "error" and not raises else action
+                warnings.filterwarnings(chosen, message, category, module, line)
 
 
 def _pattern(value: str | re.Pattern[str] | None) -> str:
