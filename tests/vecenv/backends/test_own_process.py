@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -229,6 +232,26 @@ def test_auto_tries_again_with_a_process_per_env(kind: str, tmp_path: Path, capl
     assert getattr(env, "venv", env).num_workers == N
     env.close()
     assert f"so {N} workers host one env each: RuntimeError: Cannot create multiple emulator" in caplog.text
+
+
+def missing() -> Any:
+    raise FileNotFoundError("assets of level 2 are missing")
+
+
+@pytest.mark.parametrize("in_workers", [False, pytest.param(True, marks=FULL)])
+def test_the_first_error_remains_if_a_process_per_env_fails_too(
+    in_workers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock cannot be pickled, so `auto` chooses this process, and no worker can host the env."""
+    lock = threading.Lock()
+    options = {"step_timeout": 60} if in_workers else {}
+    env_fns: list[Any] = [CountsInModule if in_workers else lambda: lock and CountsInModule()] * 3 + [missing]
+    again = "FileNotFoundError: assets" if in_workers else r"TypeError: env_fns\[0\] cannot be sent to a worker"
+    monkeypatch.setattr(system_limits, "usable_cpus", lambda: 2)
+    with pytest.raises(FileNotFoundError, match=r"^assets of level 2 are missing") as raised:
+        auto_vector_env(env_fns, **options)
+    assert "missing" in "".join(traceback.format_exception(raised.value))
+    assert re.search(f"4 workers that host one env each fail too: {again}", raised.value.__notes__[-1])
 
 
 def test_auto_does_not_try_again_for_other_errors(tmp_path: Path) -> None:

@@ -56,20 +56,26 @@ def warn_of_shared_process(envs: Sequence[Any]) -> None:
         )
 
 
-def hint_at_own_process(error: BaseException, n: int, in_workers: bool) -> BaseException:
+def hint_at_own_process(error: BaseException, n: int, in_workers: bool) -> None:
     """Add a note to the error of a constructor that other envs in the same process have passed."""
     remedy = "Pass" if in_workers else "Use ShmemVectorEnv, AsyncVectorEnv or SubprocVecEnv with"
     add_note(error, f"{HINT} {remedy} num_workers={n} for a process per env.")
-    return error
 
 
 def retried_alone(make: Callable[[], Any], make_alone: Callable[[], Any], n: int) -> Any:
-    """Return `make()`. If that fails with a hint (see `hint_at_own_process`), return `make_alone()`."""
+    """Return `make()`. If that fails with a hint (see `hint_at_own_process`), return `make_alone()`.
+
+    If both fail, raise the first error, with a note about the second.
+    """
     try:
         return make()
     except Exception as error:
         if not any(note.startswith(HINT) for note in optional(error, "__notes__") or ()):
             raise
         cause = f"{type(error).__name__}: {error}"
-    logger.info("an env failed in a process with other envs, so %d workers host one env each: %s", n, cause)
-    return make_alone()
+        logger.info("an env failed in a process with other envs, so %d workers host one env each: %s", n, cause)
+        try:
+            return make_alone()
+        except Exception as again:
+            add_note(error, f"{n} workers that host one env each fail too: {type(again).__name__}: {again}")
+        raise
