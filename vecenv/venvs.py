@@ -161,8 +161,8 @@ class ThreadVectorEnv(WorkersVectorEnv):
 
     Arguments besides BaseVectorEnv's:
         num_workers: number of threads. Use one per env for envs that wait.
-        start_timeout, step_timeout: as in ShmemVectorEnv. But a hanging thread cannot be killed, and runs until the env
-            returns.
+        start_timeout: seconds for the constructors of each thread's envs (120). Threads make envs one after the other.
+        step_timeout: as in ShmemVectorEnv. But a hanging thread cannot be killed, and runs until the env returns.
 
     >>> import gymnasium as gym
     >>> with ThreadVectorEnv([lambda: gym.make("CartPole-v1")] * 4, wait_num=2) as venv:

@@ -70,10 +70,10 @@ class ThreadBackend(Backend):
         cpus = usable_cpus()
         self.looks = self.num_workers <= cpus
         self._looking = SpinWait(SPARE_SPINS if self.num_workers < cpus else SHARED_SPINS)
-        deadline, reports = time.monotonic() + self._start_timeout, list[EnvReport]()
+        reports = list[EnvReport]()
         for k, ids in enumerate(blocks_of(n, self.num_workers)):
             self.blocks.append(BlockThread(k, ids, self))
-            reports += self._start_block(self.blocks[k], deadline)
+            reports += self._start_block(self.blocks[k], hints=True)
         self._block_of = [block for block in self.blocks for _ in block.ids]
         envs = [env for block in self.blocks for env in block.envs]
         check_distinct(envs)
@@ -81,24 +81,24 @@ class ThreadBackend(Backend):
         warn_of_gil()
         return reports
 
-    def _start_block(self, block: BlockThread, deadline: float) -> list[EnvReport]:
+    def _start_block(self, block: BlockThread, hints: bool) -> list[EnvReport]:
         """Start the thread of a block, and wait until it has made its envs.
 
         One thread makes envs at a time, because constructors may change what all threads share: `np.random`, the
         working directory, new classes.
         """
         block.thread.start()
-        self.wait(lambda: block.reports is not None, deadline)
+        self.wait(lambda: block.reports is not None, time.monotonic() + self._start_timeout)
         if isinstance(block.reports, Failure):
             error = block.reports.exception()
-            if any(each.envs for each in self.blocks):
+            if hints and any(each.envs for each in self.blocks):
                 hint_at_own_process(error, len(self.env_fns), in_workers=False)
             raise error
         if block.reports is None:
             block.abandon()
             raise WorkerTimeoutError(
                 f"envs {list(block.ids)} were not constructed within start_timeout={self._start_timeout} s; pass a "
-                "larger one for slow constructors, which threads call one after the other. Threads cannot be killed: "
+                "larger one for slow constructors. Threads cannot be killed: "
                 f"{block.thread.name} was abandoned and is at\n{block.stack()}"
             )
         return block.reports
@@ -116,7 +116,7 @@ class ThreadBackend(Backend):
         self.blocks[new.index] = new
         self._block_of[new.start : new.stop] = [new] * len(new.ids)
         try:
-            self._start_block(new, time.monotonic() + self._start_timeout)
+            self._start_block(new, hints=False)
         except BaseException:
             new.abandon()
             raise

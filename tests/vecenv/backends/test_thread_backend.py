@@ -279,6 +279,14 @@ def test_a_constructor_that_does_not_return_is_abandoned(gate: Gate) -> None:
     assert gate.notes == [("closed",)]  # env 3 was never made
 
 
+def test_start_timeout_limits_each_thread_alone() -> None:
+    def waits() -> Any:
+        time.sleep(0.3)  # for a server
+        return Counter(0)
+
+    ThreadVectorEnv([waits] * 3, num_workers=3, start_timeout=0.75).close()
+
+
 def test_the_failure_of_a_constructor_is_raised_once_all_threads_have_ended() -> None:
     closed = []
 
@@ -302,18 +310,19 @@ def test_a_restart_raises_what_the_constructor_raises(gate: Gate) -> None:
     def make() -> Any:
         made.append(1)
         if len(made) == 2:
-            raise ZeroDivisionError
+            raise ConnectionError("server is down")
         return BlocksAtGate(0, gate, at=1)
 
-    with ThreadVectorEnv([make], step_timeout=LIMIT) as venv:
+    with ThreadVectorEnv([make, partial(Counter, 1)], step_timeout=LIMIT, num_workers=2) as venv:
         venv.reset()
         with pytest.raises(WorkerTimeoutError):
-            venv.step([0])
-        with pytest.raises(ZeroDivisionError):
+            venv.step([0, 0])
+        with pytest.raises(ConnectionError, match="server is down") as raised:
             venv.reset()
-        assert venv.alive() == [False]
+        assert raised.value.__notes__ == ["env 0, __init__()"]  # without advice: the start has succeeded
+        assert venv.alive() == [False, True]
         venv.reset()
-        assert venv.alive() == [True]
+        assert venv.alive() == [True, True]
         assert len(made) == 3
 
 

@@ -133,14 +133,14 @@ class WorkerPool(ABC):
         self.preload(self._env_fns)
         for worker in self.workers:
             self._launch(worker, registered)
-        self._await_ready(self.workers)
+        self._await_ready(self.workers, hints=True)
         return [report for worker in self.workers for report in worker.ready]  # type: ignore[union-attr]
 
     def restart(self, worker: WorkerHandle, setup: bytes) -> None:
         """Restart a worker that has ended. If this fails, kill the new worker."""
         try:
             self._launch(worker, self._registered())
-            self._await_ready([worker])
+            self._await_ready([worker], hints=False)
             self.post(worker, messages.SETUP, 0, setup)
         except BaseException:
             if worker.alive:
@@ -183,13 +183,13 @@ class WorkerPool(ABC):
         for fd in worker.fds():
             self.watch(fd, worker)
 
-    def _await_ready(self, workers: Sequence[WorkerHandle]) -> None:
+    def _await_ready(self, workers: Sequence[WorkerHandle], hints: bool) -> None:
         deadline = time.monotonic() + self.start_timeout
         while True:
             for worker in workers:
                 if isinstance(worker.ready, Failure):
                     error = worker.ready.exception(worker.pid)
-                    if worker.ready.env_id > worker.start:
+                    if hints and worker.ready.env_id > worker.start:
                         hint_at_own_process(error, len(self._env_fns), in_workers=True)
                     raise error
                 if not worker.alive:  # possibly after READY
