@@ -229,6 +229,9 @@ class EnvWorkerBackend(Backend):
         self.lost.pop(env_id, None)
         return [env_id]
 
+    def abandon_envs(self, timeout: float) -> None:
+        self.close(timeout)  # because a worker may own a process
+
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         values = []
         for i, a in zip(ids, args, strict=True):

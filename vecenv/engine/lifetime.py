@@ -53,7 +53,7 @@ class Lifetime:
 
 @atexit.register
 def _end_all() -> None:
-    """Close vector envs with other workers than this process. Leave envs in this process open.
+    """Close vector envs that have worker processes. Leave envs in this process open.
 
     This function runs after the exit functions of libraries that were imported after vecenv, and `close` of an env may
     need such a library. gymnasium's SyncVectorEnv leaves its envs open too.
@@ -63,7 +63,8 @@ def _end_all() -> None:
             continue
         if owner.backend.hosts_here:
             owner.backend.abandon_envs(CLOSE_TIMEOUT)
-            owner.lifetime.discard()  # which holds the envs, but Python must delete them with the vector env
+            # The finalizer holds the envs. Without it, Python deletes them together with the vector env.
+            owner.lifetime.discard()
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -18,7 +18,6 @@ VECTOR_ENVS = {
     "sync": "vecenv.SyncVectorEnv([LateEnv] * 2)",
     "sb3": "vecenv.sb3.DummyVecEnv([LateEnv] * 2)",
     "from_gymnasium": "vecenv.from_gymnasium(gym.vector.SyncVectorEnv([LateEnv] * 2))",
-    "custom workers": "vecenv.BaseVectorEnv([LateEnv] * 2, Worker)",
     "recorded": "collector.RecordEpisodes(vecenv.DummyVectorEnv([LateEnv] * 2), FOLDER)",
 }
 """Vector envs with envs in this process."""
@@ -53,14 +52,21 @@ print("end", flush=True)
 END
 """
 WORKER = """
+import subprocess
 class Worker(vecenv.EnvWorker):
-    def __init__(self, env_fn): self.env = env_fn()
+    # A worker that owns a process, for example a simulator's. The process runs until its input is closed.
+    def __init__(self, env_fn):
+        super().__init__(env_fn)
+        self.env = env_fn()
+        self.simulator = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     def get_env_attr(self, key): return getattr(self.env, key)
     def set_env_attr(self, key, value): setattr(self.env, key, value)
     def render(self): return self.env.render()
     def send(self, action, **kwargs):
         self.result = self.env.reset(**kwargs) if action is None else self.env.step(action)
-    def close_env(self): self.env.close()
+    def close_env(self):
+        self.simulator.kill()
+        print("killed", self.simulator.wait(), flush=True)
 """
 LAST_LINES = "end\nthe library ends\n"
 DELETED = "deleted\ndeleted\n"
@@ -106,6 +112,12 @@ def test_workers_close_their_envs_before_the_library_ends(name: str) -> None:
     begin = "batch = next(iter(envs))" if "Collector" in REMOTE[name] else "envs.reset()"
     code, output, errors = run(REMOTE[name], begin=begin)
     assert (code, output.removesuffix(DELETED), errors) == (0, LAST_LINES, [])  # "auto" may choose this process
+
+
+@pytest.mark.parametrize("end", ["end", pytest.param("exception", marks=FULL)])
+def test_custom_workers_are_closed_because_they_may_own_processes(end: str) -> None:
+    code, output, _ = run("vecenv.BaseVectorEnv([LateEnv] * 2, Worker)", end)
+    assert (code, output) == (EXIT_CODES[end], LAST_LINES + "killed -9\n" * 2 + DELETED)
 
 
 def test_a_thread_finishes_its_step_before_python_ends() -> None:
