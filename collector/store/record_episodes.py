@@ -77,6 +77,7 @@ def RecordEpisodes(
       in all envs, if an episode's return is not finite, if the disk is full, or if unfinished episodes exceed `memory`.
     - ValueError for a missing or unknown autoreset mode, for Dict or Tuple observations with `stack_obs=False`, and in
       `reset` for a `reset_mask` without `resets_by_id`, because many classes ignore the mask and reset all envs.
+    - ValueError for ALE with `life_loss_info=True`. `EnvContractError` if this is noticed only at a lost life.
     - TypeError if `venv` is not a vector env.
 
     >>> import tempfile, gymnasium

@@ -33,7 +33,8 @@ class NativeClass:
     """Facts about the class of a VectorEnv. `resets_by_id` is for a class that vecenv does not know.
 
     Raises ValueError for ALE with `life_loss_info=True`. There a lost life sets `terminated`, and the game continues.
-    Then the row that should begin an episode is a step, and in SAME_STEP mode `final_obs` is not the last observation.
+    The next row should begin an episode, but it is a step of the same game. In SAME_STEP mode, `final_obs` is not the
+    last observation.
     """
 
     def __init__(self, envs: Any, resets_by_id: bool | None = None) -> None:

@@ -231,8 +231,8 @@ class PixelObservation(EnvTransform):
         key: key of the image.
         render_kwargs: arguments of the env's `render`.
 
-    Raises ValueError unless the env has `render_mode="rgb_array"`. Adding the transform resets the env, to find the
-    image's shape.
+    Raises ValueError unless the env has `render_mode="rgb_array"`. Adding the transform resets the env
+    twice, to find the image's shape.
 
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1", render_mode="rgb_array"), PixelObservation())
     >>> env.reset(seed=0)[0]["pixels"].shape
