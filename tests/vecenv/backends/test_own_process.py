@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import signal
 import sys
 import threading
 import traceback
@@ -29,6 +31,7 @@ from vecenv import (
     SubprocVectorEnv,
     SyncVectorEnv,
     ThreadVectorEnv,
+    WorkerDiedError,
     make_vec,
     ray_cluster,
     tune,
@@ -221,6 +224,25 @@ def test_a_constructor_that_fails_first_has_no_hint() -> None:
     with pytest.raises(RuntimeError, match=REFUSED) as raised:
         DummyVectorEnv([OneEmulator] * 2)
     assert not any("num_workers" in note for note in raised.value.__notes__)
+
+
+def test_a_constructor_that_fails_in_a_restart_has_no_hint(tmp_path: Path) -> None:
+    flag = tmp_path / "down"
+
+    def env_fn() -> Any:
+        if flag.exists():
+            raise ConnectionError("server is down")
+        return CountsInModule()
+
+    with ShmemVectorEnv([CountsInModule, env_fn], num_workers=1) as venv:
+        venv.reset()
+        flag.touch()
+        os.kill(venv.engine.backend.workers[0].pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            venv.step([0, 0])
+        with pytest.raises(ConnectionError, match="server is down") as raised:
+            venv.reset()
+        assert not any("num_workers" in note for note in raised.value.__notes__)
 
 
 @pytest.mark.parametrize("kind", ["vector env", *(pytest.param(each, marks=FULL) for each in ("facade", "processes"))])
