@@ -220,6 +220,15 @@ class RaisesInStep(Calm):
         return super().step(action)
 
 
+class RaisesInLateReset(NeverEnds):
+    """Env whose plays succeed, and whose measurement fails."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self.episodes == 8:
+            raise ValueError("no ninth reset")
+        return super().reset(**kwargs)
+
+
 class OldReset(Calm):
     def reset(self, **kwargs: Any) -> Any:
         return super().reset(**kwargs)[0]

@@ -112,6 +112,7 @@ def test_each_finding_has_its_row_with_the_first_difference(env):
         ),
         pytest.param(envs.DiesInStep, "was killed by SIGKILL", marks=FULL),
         pytest.param(envs.RaisesInStep, "step 4 of episode 0 raised ValueError: boom", marks=FULL),
+        pytest.param(envs.RaisesInLateReset, "a measured episode raised ValueError: no ninth reset", marks=FULL),
         pytest.param(envs.OldReset, "reset of episode 0 raised EnvContractError: .*expected 2: .obs, info", marks=FULL),
     ],
 )

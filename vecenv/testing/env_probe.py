@@ -99,18 +99,19 @@ class EnvProbe(gymnasium.Env[Any, Any]):
         """Measure the env of `play` for `EPISODES` episodes, or stop after `seconds`."""
         env, space, clock = self._players[0].env, self._players[0].seeded_space(0), time.perf_counter
         resets, steps, sizes, end = list[float](), list[float](), [resident_bytes()], clock() + seconds
-        while len(sizes) <= EPISODES and (not steps or clock() < end):
-            begin = clock()
-            obs, info = env.reset()
-            resets.append(clock() - begin)
-            for _ in range(longest_episode(self._steps)):
-                action = sample_action(space, obs, info)
+        with located("a measured episode"):
+            while len(sizes) <= EPISODES and (not steps or clock() < end):
                 begin = clock()
-                obs, _, terminated, truncated, info = env.step(action)
-                steps.append(clock() - begin)
-                if terminated or truncated or clock() > end:
-                    break
-            sizes.append(resident_bytes())
+                obs, info = env.reset()
+                resets.append(clock() - begin)
+                for _ in range(longest_episode(self._steps)):
+                    action = sample_action(space, obs, info)
+                    begin = clock()
+                    obs, _, terminated, truncated, info = env.step(action)
+                    steps.append(clock() - begin)
+                    if terminated or truncated or clock() > end:
+                        break
+                sizes.append(resident_bytes())
         half = [size for size in sizes[len(sizes) // 2 :] if size is not None]  # the first half fills caches
         growth = (half[-1] - half[0]) / (len(half) - 1) if len(half) > 1 else None
         return EnvCosts(median(steps), median(resets), growth, len(resets))
