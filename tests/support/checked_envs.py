@@ -192,6 +192,13 @@ class RandomInfo(Calm):
         return *super().step(action)[:4], {"noise": int.from_bytes(os.urandom(4), "little")}
 
 
+class SetInInfo(Calm):
+    """Env with a set of strings, whose order differs between processes."""
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"reached": {f"room {i}" for i in range(9)}}
+
+
 class BigPicture(Calm):
     observation_space = spaces.Box(0, 255, (40, 40), np.uint8)
 

@@ -79,6 +79,7 @@ FINDINGS = {
     envs.RandomInfo: {
         "infos repeat, with equal keys": (None, r"step 1 of episode 0 differs: info\['noise'\]: \d+ and")
     },
+    envs.SetInInfo: {},
     envs.BigPicture: {
         "reset(seed) repeats": (False, r"obs: \('uint8', \(40, 40\), '\w+'\) and"),
         "later episodes repeat": (None, "not compared"),

@@ -27,6 +27,7 @@ from vecenv.backends.host.row_writer import REWARD_TYPES
 from vecenv.errors import VectorEnvError
 from vecenv.portability import system_file
 from vecenv.tuning.random_actions import sample_action
+from vecenv.tuning.repeats import with_equal_nans
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv
 
 LONGEST_ARRAY = 1024
@@ -263,8 +264,10 @@ def frozen(value: Any) -> Any:
     """Return a copy of a leaf. A large array becomes its dtype, shape and hash. Other objects become a hash or type."""
     if value is None or isinstance(value, (str, bytes)):
         return value
+    if isinstance(value, (set, frozenset)):  # the order of strings differs between processes
+        return sorted(map(repr, value))
     with contextlib.suppress(Exception):
-        array = np.array(nest.tensor_on_host(value))
+        array = with_equal_nans(np.array(nest.tensor_on_host(value)))
         if array.dtype.kind in "biufc":
             digest = hashlib.sha1(array.tobytes(), usedforsecurity=False).hexdigest()[:12]
             return array if array.nbytes <= LONGEST_ARRAY else (str(array.dtype), array.shape, digest)

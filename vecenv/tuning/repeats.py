@@ -88,12 +88,18 @@ def value_difference(one: Any, other: Any) -> tuple[str, str, str] | None:
     if type(one) is not type(other) or a.dtype != b.dtype or a.shape != b.shape:
         words = [f"a {type(each).__name__} {array.dtype}{array.shape}" for each, array in ((one, a), (other, b))]
         return "", words[0], words[1]
+    a, b = with_equal_nans(a), with_equal_nans(b)
     if a.tobytes() == b.tobytes():
         return None
     size = max(1, a.itemsize)
     bits = [np.ascontiguousarray(each).reshape(-1).view(np.uint8).reshape(-1, size) for each in (a, b)]
     place = np.unravel_index(int((bits[0] != bits[1]).any(1).argmax()), a.shape)
     return "".join(f"[{i}]" for i in place), _short(a[place].item()), _short(b[place].item())
+
+
+def with_equal_nans(array: np.ndarray) -> np.ndarray:
+    """Give all NaNs of an array the same bits, because `-np.nan` has other bits than `np.nan`."""
+    return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind in "fc" else array
 
 
 def _short(value: Any) -> str:
