@@ -150,14 +150,17 @@ def find_env_difference(job: Job) -> str:
     """Play the first steps of episodes in two more envs. Return why the env does not repeat episodes, or "".
 
     If the check fails, the result begins with `NOT_CHECKED`. The check runs where the envs of the job run, but in a
-    worker process for "auto", and in the calling thread for "thread".
+    worker process for "auto", and in the calling thread for "thread". The generators of the process are restored.
     """
     backend = {"dummy": "dummy", "thread": "dummy", "ray": "ray"}.get(job.backend, "shmem")
     seeds = [(episode_seed(job.seed, number), action_seed(job.seed, number)) for number in range(2)]
     timeout = CHECK_TIMEOUT if job.step_timeout is None else min(CHECK_TIMEOUT, 10 + job.step_timeout)
     limits = {} if backend == "dummy" else {"start_timeout": timeout, "step_timeout": timeout}
     try:
-        with VECTOR_ENVS[backend]([partial(RepeatProbe, env_fn(job), seeds)], **limits) as venv:
+        with (
+            restored_generators(),
+            VECTOR_ENVS[backend]([partial(RepeatProbe, env_fn(job), seeds)], **limits) as venv,
+        ):
             return str(venv.call("find_difference")[0])
     except Exception as error:
         return f"{NOT_CHECKED}{type(error).__name__}: {error}"

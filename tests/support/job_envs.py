@@ -172,6 +172,7 @@ class Unrepeated(gymnasium.Env):
     - "episode before": as in gymnasium's BipedalWalker-v3
     - "process": on `random`, which `reset` seeds and `step` uses, as in gem-llm 0.1.0
     - "late process": as "process", from step 20 on
+    - "torch": as "process", on torch's generator
     - "" or "draws": on the seed only. With "draws", `step` also draws from `np.random`, and forgets the number
     """
 
@@ -187,6 +188,10 @@ class Unrepeated(gymnasium.Env):
         self._taken = 0
         if "process" in self._how:
             random.seed(seed)
+        if self._how == "torch":
+            import torch  # only in this env
+
+            torch.manual_seed(seed)
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
@@ -203,6 +208,8 @@ class Unrepeated(gymnasium.Env):
             draw = self._own.random()
         if self._how == "process" or (self._how == "late process" and self._taken >= 20):
             draw = random.random()
+        if self._how == "torch":
+            draw = sys.modules["torch"].rand(1).item()
         return {"x": np.array([draw, self._camera + self._before], np.float32)}
 
 

@@ -1,9 +1,10 @@
 """Comparison of an env's episodes: `play`, `first_difference`, and `RepeatProbe`, which plays in a worker.
 
     new env:           episode 0
-    another new env:   episode 0    episode 1    episode 0    episode 0, with draws from `random` and `np.random`
+    another new env:   episode 0    episode 1    episode 0    episode 0, with other draws
 
-All episodes 0 have the same seed and actions, and must be equal.
+All episodes 0 have the same seed and actions, and must be equal. Other draws are draws between the steps from `random`,
+`np.random`, and torch's generator if torch is imported.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 import copy
 import gc
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -119,11 +120,10 @@ class RepeatProbe(gymnasium.Env[Any, Any]):
     def find_difference(self) -> str:
         """Return the reason why the env does not repeat episodes, or "". Raise the env's error if it cannot be reset.
 
-        The generators of `random` and `np.random` are restored.
+        The global generators of the process (`random`, `np.random` and torch's) are not restored.
         """
-        with process_generators_restored():
-            first = self._use_new_env(lambda env: self._play(env, 0))
-            return self._use_new_env(lambda env: self._compare(env, first))
+        first = self._use_new_env(lambda env: self._play(env, 0))
+        return self._use_new_env(lambda env: self._compare(env, first))
 
     def _use_new_env(self, use: Callable[[Any], Any]) -> Any:
         env = self._env_fn()
@@ -142,7 +142,7 @@ class RepeatProbe(gymnasium.Env[Any, Any]):
         if found := first_difference(first, self._play(env, 0)):
             return f"reset(seed=...) keeps a state of the episode before: {found} in a new and in a used env"
         if found := first_difference(first, self._play(env, 0, draw=True)):
-            return f"the env uses random or np.random, which the envs of a process share: {found} after other draws"
+            return f"the env uses a generator of its process (random, np.random or torch's): {found} after other draws"
         return ""
 
     def _play(self, env: Any, number: int, draw: bool = False) -> list[Row]:
@@ -155,7 +155,7 @@ class RepeatProbe(gymnasium.Env[Any, Any]):
             for row in results:
                 rows.append(row)
                 if draw:
-                    random.random(), np.random.random()
+                    draw_from_shared_generators()
                 if time.monotonic() > end:
                     break
         except Exception:
@@ -164,11 +164,9 @@ class RepeatProbe(gymnasium.Env[Any, Any]):
         return rows
 
 
-@contextmanager
-def process_generators_restored() -> Iterator[None]:
-    states = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+def draw_from_shared_generators() -> None:
+    random.random()
+    np.random.random()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.rand(1)

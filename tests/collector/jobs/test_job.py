@@ -64,8 +64,9 @@ UNREPEATED = {
     "own seed": r"reset\(seed=...\) does not decide the episode .* obs\['x'\]\[0\] of the reset is .* in two new envs",
     "camera": r"reset\(seed=...\) does not decide the episode .* obs\['x'\]\[1\] of the reset is .* in two new envs",
     "episode before": r"reset\(seed=...\) keeps a state of the episode before: obs\['x'\]\[1\] of the reset is .*",
-    "process": r"the env uses random or np.random, .*: obs\['x'\]\[0\] of step 1 is .* after other draws",
-    "late process": r"the env uses random or np.random, .*: obs\['x'\]\[0\] of step 20 is .*",
+    "process": r"the env uses a generator of its process .*: obs\['x'\]\[0\] of step 1 is .* after other draws",
+    "torch": r"the env uses a generator of its process .*torch's.*: obs\['x'\]\[0\] of step 1 is .* after other draws",
+    "late process": r"the env uses a generator of its process .*: obs\['x'\]\[0\] of step 20 is .*",
 }
 TOO_MANY = r"3 episodes failed, and max_failed is 2; .* OverflowError: the episode"
 ALL_FAILED = r"all episodes failed; the last, episode 2, with .*Over"
@@ -139,6 +140,8 @@ class TestWhatAJobWrites:
     def test_a_job_says_whether_its_env_is_repeatable(
         self, how: str, reason: str, backend: str, tmp_path: Path, capsys: Any
     ) -> None:
+        if how == "torch":
+            pytest.importorskip("torch")
         state = run_job(job(env=f"{HERE}:Unrepeated", env_kwargs={"how": how}, backend=backend, episodes=6), tmp_path)
         head = Dataset(tmp_path).head
         assert state.repeatable is head["repeatable"] is (not reason)
@@ -163,10 +166,14 @@ class TestWhatAJobWrites:
         assert [(state.status, state.repeatable) for state in states] == [("interrupted", False), ("complete", False)]
         assert Dataset(tmp_path).head["not_repeatable_because"] == reason
 
-    def test_the_check_leaves_the_generators_of_the_process(self, tmp_path: Path) -> None:
-        states = random.getstate(), np.random.get_state()[1].tolist()
-        find_env_difference(job(env=f"{HERE}:Unrepeated", env_kwargs={"how": "process"}))
-        assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+    @pytest.mark.parametrize("how", ["process", "torch"])
+    def test_the_check_leaves_the_generators_of_the_process(self, how: str) -> None:
+        torch = pytest.importorskip("torch") if how == "torch" else None
+        get_states = [random.getstate, lambda: np.random.get_state()[1].tolist()]
+        get_states += [lambda: torch.get_rng_state().tolist()] if torch else []
+        states = [get() for get in get_states]
+        assert find_env_difference(job(env=f"{HERE}:Unrepeated", env_kwargs={"how": how}))
+        assert [get() for get in get_states] == states
 
     def test_a_policy_may_say_that_it_is(self, tmp_path: Path) -> None:
         changes = {**counting(), "policy": f"{HERE}:Mean", "policy_kwargs": {"scale": 0.5}}
