@@ -182,6 +182,10 @@ class Unrepeated(gymnasium.Env):
         self._how, self._before = how, 0.0
         self._own = np.random.default_rng()
         self._camera = self._own.random() if how == "camera" else 0.0
+        if how == "torch":
+            import torch  # only in this env
+
+            self._torch = torch
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         super().reset(seed=seed)
@@ -189,9 +193,7 @@ class Unrepeated(gymnasium.Env):
         if "process" in self._how:
             random.seed(seed)
         if self._how == "torch":
-            import torch  # only in this env
-
-            torch.manual_seed(seed)
+            self._torch.manual_seed(seed)
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
@@ -209,7 +211,7 @@ class Unrepeated(gymnasium.Env):
         if self._how == "process" or (self._how == "late process" and self._taken >= 20):
             draw = random.random()
         if self._how == "torch":
-            draw = sys.modules["torch"].rand(1).item()
+            draw = self._torch.rand(1).item()
         return {"x": np.array([draw, self._camera + self._before], np.float32)}
 
 
