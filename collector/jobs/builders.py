@@ -154,8 +154,7 @@ def find_env_difference(job: Job) -> str:
     """
     backend = {"dummy": "dummy", "thread": "dummy", "ray": "ray"}.get(job.backend, "shmem")
     seeds = [(episode_seed(job.seed, number), action_seed(job.seed, number)) for number in range(2)]
-    timeout = CHECK_TIMEOUT if job.step_timeout is None else min(CHECK_TIMEOUT, 10 + job.step_timeout)
-    limits = {} if backend == "dummy" else {"start_timeout": timeout, "step_timeout": timeout}
+    limits = {} if backend == "dummy" else {"start_timeout": CHECK_TIMEOUT, "step_timeout": CHECK_TIMEOUT}
     try:
         with (
             restored_generators(),
@@ -163,7 +162,8 @@ def find_env_difference(job: Job) -> str:
         ):
             return str(venv.call("find_difference")[0])
     except Exception as error:
-        return f"{NOT_CHECKED}{type(error).__name__}: {error}"
+        text = str(error).strip().partition("\n")[0].partition(";")[0]  # advice and stacks follow
+        return f"{NOT_CHECKED}{type(error).__name__}: {text}".rstrip(": ")
 
 
 def check_env_name(job: Job) -> None:

@@ -158,6 +158,17 @@ class TestWhatAJobWrites:
         main(["info", str(tmp_path / "a")])
         assert "repeatable │ not checked, because the check failed with OverflowError" in capsys.readouterr().out
 
+    @pytest.mark.parametrize(
+        ("how", "reason"),
+        [
+            ("kill", r"WorkerDiedError: the worker of .* while running env 0"),
+            pytest.param("raise", r"OverflowError: the episode with the seed \d+ cannot be played", marks=FULL),
+        ],
+    )
+    def test_the_reason_of_a_failed_check_is_one_sentence(self, how: str, reason: str) -> None:
+        found = find_env_difference(job(**counting(every=1, how=how, at="reset"), backend="shmem"))
+        assert re.fullmatch(f"not checked, because the check failed with {reason}", found)
+
     def test_a_resumed_job_keeps_the_result_of_the_check(self, tmp_path: Path) -> None:
         how = {"env": f"{HERE}:Unrepeated", "env_kwargs": {"how": "episode before"}}
         states = [stopped(run_job, job(**how, episodes=40), tmp_path, on_progress=stop_at(5))]
