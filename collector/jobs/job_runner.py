@@ -199,7 +199,8 @@ class JobRunner:
         # Connect before Stopping, because Ray replaces the SIGTERM handler.
         cluster = context.enter_context(connect_to(self.cluster))
         stop = context.enter_context(Stopping())
-        player = RayPlayer(job, plan, stop, state, writer, cluster, self.cluster_actors, self.out)
+        actors = self.cluster_actors
+        player = RayPlayer(job, plan, stop, state, writer, cluster, actors, self.out, checks_env=is_new)
         state.actors = player.places
         return player
 

@@ -99,6 +99,8 @@ class Range:
     here: str = "."
     import_path: Sequence[str] = ()
     """The driver's current folder and `sys.path`."""
+    checks_env: bool = False
+    """Check whether the env repeats episodes, in the first task of a new job."""
 
 
 @dataclass(kw_only=True)
@@ -145,7 +147,7 @@ def _play(task: Range, folder: Path, result: RangeResult) -> None:
     plan.skipped.update(task.skipped)
     # The driver, not this writer, counts failures.
     writer = EpisodeWriter(job, plan, JobProgress(), folder)
-    player = Player(job, plan, stop, result, device_of_tasks(job), checks_env=task.head is None)
+    player = Player(job, plan, stop, result, device_of_tasks(job), checks_env=task.checks_env)
     previous = signal.signal(signal.SIGINT, lambda *_: stop.stop_collection())
     host_watch = stop_when_host_ends(stop)
     try:
@@ -174,7 +176,7 @@ def _wait_until(check: Callable[[], bool]) -> bool:
 class RayPlayer:
     """Player that plays the episodes of a plan in tasks on a cluster.
 
-    `count`: number of parallel tasks; None: as many as fit.
+    `count`: number of parallel tasks; None: as many as fit. `checks_env`: as in `Player`.
     """
 
     job: Job
@@ -185,6 +187,7 @@ class RayPlayer:
     cluster: RayCluster
     count: int | None
     folder: Path
+    checks_env: bool = False
 
     def __post_init__(self) -> None:
         job, self._ray, self._folder = self.job, self.cluster.ray, os.path.abspath(self.folder)
@@ -278,7 +281,8 @@ class RayPlayer:
             where, skipped = os.path.join(self._folder, part), sorted(self.plan.skipped)
             key = f"{self._run}/{self._parts}"
             unseen_by = sorted(self._unseen_by)
-            task = Range(job, where, self._head, numbers, skipped, unseen_by, key, os.getcwd(), sys.path)
+            checks_env = self.checks_env and self._head is None
+            task = Range(job, where, self._head, numbers, skipped, unseen_by, key, os.getcwd(), sys.path, checks_env)
             options = {**self._options, "name": f"episodes {numbers[0]} to {numbers[-1]}"}
             self._tasks[start_task(play_range, options, task)] = task
 

@@ -135,6 +135,19 @@ class RayHere:
         self.ended.append(task)
 
 
+def test_a_resumed_job_keeps_the_result_of_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RayHere(0.0, 1, monkeypatch)
+    flag = tmp_path / "failed"
+    flag.touch()
+    monkeypatch.setenv("FAILS_ONCE", str(flag))
+    wanted = job(**counting(every=1, how="once", at="reset"), episodes=EPISODES)
+    states = [stopped(run_job, wanted, tmp_path / "a", on_progress=stop_at(5))]
+    flag.unlink()  # the first reset fails, and a check would fail
+    states.append(resume_job(tmp_path / "a", wanted, cluster="auto", cluster_actors=2))
+    assert [(state.status, state.repeatable) for state in states] == [("interrupted", True), ("complete", True)]
+    assert flag.exists(), "the resumed job met the failure"
+
+
 @pytest.mark.parametrize(
     ("seed", "much"),
     [
