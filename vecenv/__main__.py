@@ -20,8 +20,8 @@ from vecenv.tuning.tune import tune
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: `sys.argv[1:]`), and return the exit code.
 
-    The code of `check` is 1 if the env breaks a promise, else 0. Raises SystemExit with code 1 if `tune` cannot measure
-    the envs, and 2 for wrong arguments or an unknown env.
+    The code of `check` is 1 if the env breaks a condition for equal results on every backend, else 0. Raises
+    SystemExit with code 1 if `tune` cannot measure the envs, and 2 for wrong arguments or an unknown env.
     """
     parser = _parser()
     options = parser.parse_args(argv)
@@ -127,7 +127,9 @@ def _parser() -> argparse.ArgumentParser:
         ("--steps", int, 200, "N", "steps of each play"),
         ("--timeout", float, 60.0, "S", "seconds that the env may take for each play"),
     )
-    command = _add_command(commands, _check, "check if an env keeps what vecenv promises", what, numbers)
+    command = _add_command(
+        commands, _check, "check if an env meets the conditions for equal results on every backend", what, numbers
+    )
     command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

@@ -1,4 +1,4 @@
-"""`check_env`: finds out if an env keeps the promises that vecenv needs for equal results on every backend."""
+"""`check_env`: finds out if an env meets the conditions for equal results on every backend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class CheckRow(NamedTuple):
 
     name: str
     holds: bool | None
-    """True, False if the env breaks a promise of vecenv, or None for a note about something that vecenv accepts."""
+    """True ("ok"): the condition holds. False ("FAIL"): the env breaks a condition for equal results on every backend.
+    None ("note"): vecenv accepts this, but it may surprise you.
+    """
     text: str
 
 
