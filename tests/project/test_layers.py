@@ -35,7 +35,8 @@ CORE_LIBRARIES = {"numpy", "gymnasium", "cloudpickle", *sys.stdlib_module_names,
 # Optional libraries, and the files that may import each: one file per pattern, or any number if it ends in `**`.
 OPTIONAL = """
     pettingzoo envpool dm_control dm_env mujoco ale_py: vecenv/envs/*
-    torch: collector/** vecenv/*/spinning_threads.py vecenv/*/serialization.py vecenv/*/env_probe.py vecenv/running*.py
+    torch: collector/** vecenv/*/spinning_threads.py vecenv/*/serialization.py vecenv/*/env_probe.py \
+        vecenv/*/repeats.py vecenv/running*.py
     tensordict: collector/batch/tensordict_form.py collector/policy/policy_call.py
     torchrl: collector/device/to_torchrl.py
     ray: vecenv/ray_cluster.py
