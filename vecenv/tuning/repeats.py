@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from vecenv.tuning.random_actions import sample_action
 STEPS = 200
 """Most steps of an episode that `RepeatProbe` plays."""
 SECONDS = 0.25
-"""Seconds after which `RepeatProbe` leaves an episode."""
+"""Seconds of steps after which `RepeatProbe` leaves an episode."""
 Row = dict[str, Any]
 
 
@@ -147,20 +148,17 @@ class RepeatProbe(gymnasium.Env[Any, Any]):
 
     def _play(self, env: Any, number: int, draw: bool = False) -> list[Row]:
         """Play an episode with random actions, until its end, `STEPS`, `SECONDS`, or an error in a step."""
-        end, rows, (seed, action_seed) = time.monotonic() + SECONDS, list[Row](), self._seeds[number]
+        seed, action_seed = self._seeds[number]
         space = copy.deepcopy(env.action_space)
         space.seed(action_seed)
         results = play(env, seed, partial(sample_action, space))
-        try:
-            for row in results:
-                rows.append(row)
+        rows = [next(results)]
+        end = time.monotonic() + SECONDS  # without the reset, because the first one may import libraries
+        with suppress(Exception):  # StopIteration ends the episode
+            while len(rows) == 1 or time.monotonic() < end:
                 if draw:
                     draw_from_shared_generators()
-                if time.monotonic() > end:
-                    break
-        except Exception:
-            if not rows:
-                raise
+                rows.append(next(results))
         return rows
 
 

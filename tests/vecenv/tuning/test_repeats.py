@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from vecenv.testing import CountingEnv
+from vecenv.tuning import repeats
 from vecenv.tuning.repeats import RepeatProbe, first_difference, play
 
 NAN = float("nan")
@@ -75,3 +77,20 @@ def test_a_failed_step_ends_a_trajectory_and_a_failed_reset_is_raised() -> None:
     assert "keeps a state of the episode before: obs[1]" in RepeatProbe(lambda: Failing(3), seeds).find_difference()
     with pytest.raises(OverflowError, match="no reset"):
         RepeatProbe(lambda: Failing(0), seeds).find_difference()
+
+
+class Drawing(CountingEnv):
+    """Env with rewards from `random`, which `reset` seeds."""
+
+    def reset(self, *, seed: int | None = None, **kwargs: Any) -> Any:
+        random.seed(seed)
+        return np.zeros(1), super().reset(seed=seed, **kwargs)[1]
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1), random.random(), *super().step(action)[2:]
+
+
+def test_a_slow_reset_leaves_time_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the first `torch.manual_seed` of a process, which imports modules."""
+    monkeypatch.setattr(repeats, "SECONDS", 0.0)
+    assert "reward of step 1 is" in RepeatProbe(Drawing, [(1, 1), (2, 2)]).find_difference()
