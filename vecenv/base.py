@@ -162,9 +162,9 @@ class BaseVectorEnv(LayerMark, EngineProperties):
             obs: `(k, ...)`, a dict or tuple of such arrays, or an object array if observations cannot be stacked.
             rew: float64 `(k,)` or `(k, m)`. terminated, truncated: bool `(k,)`. info: object array of dicts.
         """
-        engine = self.engine
         if self._exchanges and action is not None and id is None and env_id is None and not kwargs:
-            return engine.exchange(action, reset, autoreset)
+            return self.engine.exchange(action, reset, autoreset)
+        engine = self.engine
         if action is None and reset is None and not kwargs:
             engine.check_open()
             self._as_ids(id, env_id)

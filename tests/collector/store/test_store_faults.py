@@ -266,6 +266,7 @@ def run_and_kill(folder: Path, at: int, after: bool, part: str = "") -> list[int
     return committed
 
 
+@pytest.mark.timeout(900)  # starts a process for each system call
 @pytest.mark.parametrize(
     ("after", "part"),
     [pytest.param(False, "", marks=slow), *(pytest.param(True, part, marks=FULL) for part in ("", "shards/w001"))],
