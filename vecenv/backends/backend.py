@@ -191,7 +191,7 @@ class Backend(ABC):
         """Make `wait` in another thread raise ClosedError. Called before `close`."""
 
     def abandon_envs(self, timeout: float) -> None:  # noqa: B027
-        """At the end of the program, end the threads. Do not close the envs."""
+        """At the end of the program, end the threads within `timeout` seconds. Do not close the envs."""
 
     def restart(self, env_id: int) -> Sequence[int]:
         """Replace the worker of a lost env. Return the ids of the new envs, which need a reset.
