@@ -183,11 +183,11 @@ def test_a_worker_that_dies_as_soon_as_it_is_ready(process_backend: Any, monkeyp
         pool = venv.engine.backend.pool
         await_ready = pool._await_ready
 
-        def late(workers: Any) -> None:
+        def late(workers: Any, hints: bool) -> None:
             assert select.select([workers[0].channel.fileno()], [], [], 20.0)[0]
             kill(workers[0].pid)
             assert select.select([workers[0].process.sentinel], [], [], 20.0)[0]
-            await_ready(workers)
+            await_ready(workers, hints)
 
         with monkeypatch.context() as patch:
             patch.setattr(pool, "_await_ready", late)
