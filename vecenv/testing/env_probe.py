@@ -27,7 +27,7 @@ from vecenv.backends.host.row_writer import REWARD_TYPES
 from vecenv.errors import VectorEnvError
 from vecenv.portability import system_file
 from vecenv.tuning.random_actions import sample_action
-from vecenv.tuning.repeats import with_equal_nans
+from vecenv.tuning.repeats import name_of, with_equal_nans
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv
 
 LONGEST_ARRAY = 1024
@@ -254,10 +254,7 @@ def process_state() -> dict[str, Any]:
 
 
 def flatten(values: dict[str, Any]) -> dict[str, Any]:
-    flat = {}
-    for (name, *keys), leaf in nest.items(values):
-        flat[f"{name}{''.join(f'[{key!r}]' for key in keys)}"] = frozen(leaf)
-    return flat
+    return {name_of(path): frozen(leaf) for path, leaf in nest.items(values)}
 
 
 def frozen(value: Any) -> Any:

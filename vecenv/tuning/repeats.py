@@ -64,14 +64,19 @@ def first_difference(one: Sequence[Row], other: Sequence[Row]) -> str:
         where = f"of step {step}" if step else "of the reset"
         if rows[0].keys() != rows[1].keys():
             odd = min(rows[0].keys() ^ rows[1].keys(), key=str)
-            return f"{_name(odd)} {where} is in one of them only"
+            return f"{name_of(odd)} {where} is in one of them only"
         for path, leaf in rows[0].items():
             if words := value_difference(leaf, rows[1][path]):
-                return f"{_name(path)}{words[0]} {where} is {words[1]} and {words[2]}"
+                return f"{name_of(path)}{words[0]} {where} is {words[1]} and {words[2]}"
     return ""
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def name_of(path: tuple[Any, ...]) -> str:
+    """Return the name of a value in nested results.
+
+    >>> name_of(("obs", "position", 0))
+    "obs['position'][0]"
+    """
     return str(path[0]) + "".join(f"[{key!r}]" for key in path[1:])
 
 
