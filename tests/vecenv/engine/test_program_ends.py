@@ -123,12 +123,12 @@ def test_custom_workers_are_closed_because_they_may_own_processes(end: str) -> N
 def test_a_thread_finishes_its_step_before_python_ends() -> None:
     """If not, Python may crash: MuJoCo's `mj_step`, for example, segfaults when it returns."""
     begin = """
-import threading, time
+import os, threading, time
 begun = threading.Barrier(3)
 def step(action):
     begun.wait()
     time.sleep(0.3)
-    print("stepped", flush=True)
+    os.write(1, b"stepped\\n")  # one write: `print` makes two, and threads may come between them
 envs.set_env_attr("step", step)
 envs.reset()
 envs.send(np.zeros((2, 2), np.float32))
