@@ -9,6 +9,7 @@
     ├── ClosedError
     ├── NotStartedError       also AttributeError
     ├── ConcurrentCallError
+    ├── InterruptedCallError
     └── SharedMemoryError     also OSError
 
 Mistakes of the caller raise ValueError, TypeError, IndexError and RuntimeError. An env's exception keeps its class if
@@ -107,6 +108,13 @@ class VectorEnvError(RuntimeError):
     """True if the env only shares a worker with the env that failed."""
 
 
+RESTARTS = "starts it again"
+
+
+def how_to_reset(i: int, effect: str = "makes it usable again") -> str:
+    return f"reset() {effect} (or reset({i}), where `reset` takes ids)"
+
+
 def is_bystander(error: BaseException) -> bool:
     return isinstance(error, VectorEnvError) and error.bystander
 
@@ -144,6 +152,10 @@ class NotStartedError(VectorEnvError, AttributeError):
 
 class ConcurrentCallError(VectorEnvError):
     """A method was called before another call of the vector env has ended, for example in a different thread."""
+
+
+class InterruptedCallError(VectorEnvError):
+    """An exception, such as Ctrl-C, has ended an earlier call before it was complete. Call `reset()` to go on."""
 
 
 class SharedMemoryError(VectorEnvError, OSError):

@@ -27,7 +27,7 @@ from vecenv.engine.arguments import (
     spread_seeds,
     whole,
 )
-from vecenv.engine.mark import LayerMark
+from vecenv.engine.mark import Layer, is_layer_call, mark_of
 from vecenv.engine.recovery import is_repeated
 from vecenv.envs.gym_env import find_spec
 from vecenv.envs.native_class import NativeClass
@@ -61,7 +61,7 @@ from vecenv.tuning.random_actions import draw_action, mask_in
 from vecenv.tuning.repeats import RepeatProbe
 from vecenv.wrappers import check_send_and_recv, resets_in_step, step_with_views
 
-__all__ = ["UNTRACKED", "VECTOR_ENVS", "Freezable", "HasTransforms", "LayerMark", "Layout", "Leaf", "NativeClass"]
+__all__ = ["UNTRACKED", "VECTOR_ENVS", "Freezable", "HasTransforms", "Layer", "Layout", "Leaf", "NativeClass"]
 __all__ += ["ObjectLeaf", "OneEnvPerProcess", "RayCluster", "RepeatProbe"]
 __all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "at_least_one", "batch_actions", "cast_exactly"]
 __all__ += ["cause_of", "check_count", "check_mapping", "check_number", "check_options", "check_resources"]
@@ -69,7 +69,9 @@ __all__ += ["check_seed", "check_send_and_recv", "check_timeout", "common_layout
 __all__ += ["draw_action", "end_actor"]
 __all__ += ["ends_soon", "find_spec", "flat", "free_places", "get_record", "is_loss", "is_repeated", "make_actor"]
 __all__ += [
+    "is_layer_call",
     "make_counter",
+    "mark_of",
     "mask_in",
     "missing_package",
     "path_of_descriptor",

@@ -189,7 +189,7 @@ class Results:
         errors = self._recovery.errors
         first = min(failed, key=lambda i: (is_bystander(errors[i]), i))
         errors[first].partial = partial  # type: ignore[attr-defined]
-        self._recovery.mark.is_set = False
+        self._recovery.mark.owner = 0
         raise errors[first]
 
 
