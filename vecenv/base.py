@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import Backend
-from vecenv.backends.env_worker import EnvWorkerBackend, backend_maker
-from vecenv.backends.host.own_process import OneEnvPerProcess, logger
-from vecenv.engine.arguments import (
+from vecenv.arguments import (
     as_ids,
     check_count,
     check_env_fns,
@@ -20,11 +17,15 @@ from vecenv.engine.arguments import (
     seed_chain,
     spread_seeds,
 )
+from vecenv.backends.backend import Backend
+from vecenv.backends.env_worker import EnvWorkerBackend, backend_maker
+from vecenv.backends.host.own_process import logger
 from vecenv.engine.engine import Engine
 from vecenv.engine.env_calls import EngineProperties
 from vecenv.engine.lifetime import NotStarted
 from vecenv.engine.mark import Layer, Mark, is_layer_call
 from vecenv.engine.results import Step
+from vecenv.errors import OneEnvPerProcess
 
 
 class BaseVectorEnv(Layer, EngineProperties):

@@ -19,9 +19,10 @@ worker process, its cause is a `RemoteTraceback`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,11 +163,31 @@ class SharedMemoryError(VectorEnvError, OSError):
     """The memory for the batch could not be reserved."""
 
 
+class OneEnvPerProcess(ValueError):
+    """A worker hosts several envs, and one is from a package whose envs share state in their process."""
+
+
 class RemoteTraceback(Exception):
     """Cause of a worker's exception. The message is the worker's traceback."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}" if self.args else ""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an exception, if the class allows this."""
+    with contextlib.suppress(Exception):
+        if note not in vars(error).setdefault("__notes__", []):  # the error's `__getattr__` may raise
+            error.add_note(note)
+
+
+def is_repeated(info: Mapping[str, Any]) -> bool:
+    """Return True if on_error="restart" made `info` or its `final_info` for a failed step.
+
+    Such a step repeats the previous observation.
+    """
+    last = info.get("final_info", info)
+    return isinstance(last, Mapping) and last.get("restarted") is True and "error" in last
 
 
 _PACKAGES = ("vecenv.", "collector.")

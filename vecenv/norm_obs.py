@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.memory.arena import ObjectLeaf, merge_trees, space_tree
+from vecenv.layout import ObjectLeaf, merge_trees, space_tree
 from vecenv.running_mean_std import RunningMeanStd
 from vecenv.wrappers import RowWiseWrapper
 

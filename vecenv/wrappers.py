@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
+from vecenv.arguments import as_ids, round_envs
 from vecenv.base import BaseVectorEnv, engine_of
-from vecenv.engine.arguments import as_ids, round_envs
 from vecenv.engine.mark import is_layer_call, mark_of
-from vecenv.engine.recovery import is_repeated
 from vecenv.engine.results import Results, Step
-from vecenv.errors import Partial
+from vecenv.errors import Partial, is_repeated
 from vecenv.nest import tensor_on_host
 
 

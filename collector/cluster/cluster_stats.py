@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from vecenv.extending import make_counter
+from vecenv.ray_cluster import make_counter
 
 HEADINGS = ("actor", "node", "pid", "state", "frames", "lost", "in flight", "steps/s", "waiting", "restarts")
 

@@ -23,7 +23,9 @@ from collector.policy.collector_policy import RandomActions
 from collector.policy.make_policy import make_policy, random_actions
 from collector.policy.policy_call import Policy, exploring, requested_exploration_type
 from collector.policy.weights import PolicyWeights
-from vecenv.extending import Layer, add_note, is_layer_call, mark_of, resets_in_step, warn_caller
+from vecenv.engine.mark import Layer, is_layer_call, mark_of
+from vecenv.errors import add_note, warn_caller
+from vecenv.wrappers import resets_in_step
 
 Result = TypeVar("Result")
 

@@ -9,7 +9,8 @@ from typing import Any
 from collector.collectors.env_source import below_facade
 from collector.policy.random_policy import RandomPolicy
 from vecenv import EnvCreator, VectorEnvNormObs, VectorEnvWrapper
-from vecenv.extending import Freezable, HasTransforms
+from vecenv.transforms.compose import HasTransforms
+from vecenv.transforms.transform import Freezable
 
 
 def why_not_remakeable(source: Any, made: Any) -> str | None:

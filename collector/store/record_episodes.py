@@ -17,16 +17,9 @@ from collector.store.recorder import EpisodeRecorder
 from collector.store.shard_layout import row_layout
 from collector.store.writer import StoreWriter
 from vecenv import BaseVectorEnv, RowWiseWrapper, nest
-from vecenv.extending import (
-    NativeClass,
-    as_autoreset,
-    as_ids,
-    at_least_one,
-    check_number,
-    is_repeated,
-    round_envs,
-    spread_seeds,
-)
+from vecenv.arguments import as_autoreset, as_ids, at_least_one, check_number, round_envs, spread_seeds
+from vecenv.envs.native_class import NativeClass
+from vecenv.errors import is_repeated
 from vecenv.nest import as_array
 
 ASYNC_METHODS = ("reset_async", "reset_wait", "step_async", "step_wait")

@@ -13,9 +13,10 @@ from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import died_failure, one_of
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.infos import InfoColumns
 from vecenv.errors import RESTARTS, WorkerDiedError, how_to_reset
+from vecenv.layout import Layout
 
 
 class Taken(NamedTuple):

@@ -27,7 +27,7 @@ from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, describe, died_failure
 from vecenv.backends.host.own_process import hint_at_own_process, warn_of_shared_process
 from vecenv.backends.ipc.waiting import SpinWait, fence
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
 from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import Reason, suspects_of
 from vecenv.backends.system_limits import blocks_of, default_num_workers, usable_cpus
@@ -41,6 +41,7 @@ from vecenv.errors import (
     WorkerWarnings,
     how_to_reset,
 )
+from vecenv.layout import Layout
 from vecenv.portability import IN_ORDER
 
 LONGEST_SLEEP = 60.0

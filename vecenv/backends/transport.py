@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.worker.round_server import RoundServer
+from vecenv.layout import Layout
 
 
 class Transport(ABC):

@@ -21,12 +21,11 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
+from vecenv.arguments import as_autoreset, check_spaces_equal, reset_arguments, reset_rows
 from vecenv.backends.backend import NO_EXTRAS, Backend, Taken
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Layout, Leaf, common_layout
 from vecenv.engine import lifetime
 from vecenv.engine.actions import Actions
-from vecenv.engine.arguments import as_autoreset, check_spaces_equal, reset_arguments, reset_rows
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.lifetime import Lifetime
 from vecenv.engine.mark import BROKEN, RECOVERY_TIMEOUT, Mark, is_one_call
@@ -34,6 +33,7 @@ from vecenv.engine.recovery import Recovery
 from vecenv.engine.results import Form, Results, Statistics
 from vecenv.engine.status import EnvStatus
 from vecenv.errors import ClosedError
+from vecenv.layout import Layout, Leaf, common_layout
 from vecenv.spaces import separate_generators
 
 NO_ARGUMENTS: dict[str, Any] = {}

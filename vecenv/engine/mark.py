@@ -14,8 +14,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, TypeVar
 
-from vecenv.backends.host.failure import add_note
-from vecenv.errors import CLOSED_MEANWHILE, ClosedError, ConcurrentCallError, InterruptedCallError
+from vecenv.errors import CLOSED_MEANWHILE, ClosedError, ConcurrentCallError, InterruptedCallError, add_note
 
 BROKEN = -1
 INTERRUPTS = (KeyboardInterrupt, SystemExit)

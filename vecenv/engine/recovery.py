@@ -13,24 +13,15 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.backend import Backend
-from vecenv.backends.host.failure import Failure, add_note, died_failure
+from vecenv.backends.host.failure import Failure, died_failure
 from vecenv.backends.host.row_writer import Extra, Final
 from vecenv.backends.ipc import opcodes
 from vecenv.engine.mark import Mark
-from vecenv.errors import VectorEnvError, how_to_reset, is_bystander
+from vecenv.errors import VectorEnvError, add_note, how_to_reset, is_bystander
 
 WINDOW = 60.0
 logger = logging.getLogger("vecenv")
 logger.addHandler(logging.NullHandler())
-
-
-def is_repeated(info: Mapping[str, Any]) -> bool:
-    """Return True if on_error="restart" made `info` or its `final_info` for a failed step.
-
-    Such a step repeats the previous observation.
-    """
-    last = info.get("final_info", info)
-    return isinstance(last, Mapping) and last.get("restarted") is True and "error" in last
 
 
 class Recovery:

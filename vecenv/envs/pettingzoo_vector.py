@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
+from vecenv.arguments import as_ids, check_env_fns, check_options, resolve_env_fns, spread_seeds
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import as_ids, check_env_fns, check_options, resolve_env_fns, spread_seeds
 from vecenv.engine.mark import Layer, is_layer_call, mark_of
 from vecenv.envs.agent_spaces import AgentActions, common_spaces, make_pettingzoo
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode

@@ -11,8 +11,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
+from vecenv.arguments import check_options, next_seed
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
-from vecenv.engine.arguments import check_options, next_seed
 from vecenv.engine.results import Results, Step, StepById, copy_objects
 from vecenv.wrappers import VectorEnvWrapper, resets_in_step
 

@@ -18,8 +18,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from vecenv import venvs
+from vecenv.arguments import check_count, check_env_fns, option_meant
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import check_count, check_env_fns, option_meant
 from vecenv.envs.gym_env import find_spec
 from vecenv.facades.async_calls import AnyVectorEnv
 from vecenv.facades.driver import check_facade_options

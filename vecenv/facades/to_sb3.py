@@ -13,10 +13,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
+from vecenv.arguments import check_seed
 from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.row_writer import IMMUTABLE_TYPES
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import check_seed
 from vecenv.engine.engine import Engine
 from vecenv.engine.mark import BROKEN, Layer, is_layer_call, mark_of
 from vecenv.engine.results import StepById

@@ -42,9 +42,9 @@ from vecenv.backends.worker.worker_setup import (
     pickle_env_fns,
     registered_envs,
     running_files,
-    worker_seeds,
 )
 from vecenv.errors import WorkerTimeoutError
+from vecenv.seeds import worker_seeds
 
 LONGEST_POLL = 3600.0
 
