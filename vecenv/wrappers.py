@@ -80,7 +80,8 @@ class VectorEnvWrapper(BaseVectorEnv):
 
 
 FORWARDED = """reset step send recv get_env_attr set_env_attr call render get_state set_state start close alive stats
-action_space observation_space metadata spec reward_range workers num_envs is_closed ready_id waiting_id failed_id"""
+action_space observation_space metadata spec reward_range learning_wrappers splits_obs workers num_envs is_closed
+ready_id waiting_id failed_id"""
 for _name in FORWARDED.split():  # BaseVectorEnv defines these, so Python would not call `__getattr__`
     setattr(VectorEnvWrapper, _name, Forwarded(_name))
 
@@ -296,6 +297,19 @@ def resets_in_step(venv: Any) -> bool:
         venv = venv.venv
     engine = engine_of(venv)
     return engine is not None and engine.autoresets
+
+
+def recover(venv: Any) -> None:
+    """After an interrupted call, discard all results in flight. All envs then need a reset, also in a step."""
+    engine = getattr(venv, "engine", None)  # custom vector envs have no engine
+    if engine is not None and not engine.closed:
+        engine.recover()
+
+
+def latest_round(venv: Any) -> Any:
+    """Return a value that changes whenever envs are stepped or reset, or `None` for an object without an engine."""
+    engine = getattr(venv, "engine", None)
+    return None if engine is None else (engine, engine.statistics.rounds)  # each start makes a new engine
 
 
 def step_with_views(venv: Any) -> Callable[..., Step] | None:

@@ -25,7 +25,7 @@ from collector.policy.policy_call import Policy, exploring, requested_exploratio
 from collector.policy.weights import PolicyWeights
 from vecenv.engine.mark import Layer, is_layer_call, mark_of
 from vecenv.errors import add_note, warn_caller
-from vecenv.wrappers import resets_in_step
+from vecenv.wrappers import latest_round, recover, resets_in_step
 
 Result = TypeVar("Result")
 
@@ -80,7 +80,7 @@ class BatchSource(Layer):
         self._loop, self._episode_loop, self._in_flight = make_loops(parts)
         self._info_layout: dict[str, Any] = {}
         self._warned_of_failures = self._checked_keys = False
-        self._last_round = self._round()
+        self._last_round = latest_round(self.env)
 
     @property
     def all_played(self) -> bool:
@@ -112,7 +112,7 @@ class BatchSource(Layer):
                 raise RuntimeError("all of episode_seeds have been played: make a new collector for other episodes")
             version = self.weights.version if acting is self.policy else -1
             batch = loop.collect(request._replace(policy=acting, version=version))
-        self._last_round = self._round()
+        self._last_round = latest_round(self.env)
         check_rewards(batch)
         ended = self._totals(batch, request)
         return replace(batch, episode_returns=ended.returns), ended
@@ -212,23 +212,16 @@ class BatchSource(Layer):
             )
         if self.mark.layer:
             self.mark.refuse_thread(self.mark.layer)
-        if self._failed or self.mark.owner or self._round() != self._last_round:
+        if self._failed or self.mark.owner or latest_round(self.env) != self._last_round:
             self._abandon()
 
     def _abandon(self) -> None:
-        engine, _ = self._round()
-        if engine is not None and not engine.closed:
-            engine.recover()
+        recover(self.env)
         if self._in_flight is not None:
             self._in_flight.discard_steps()
         self.episodes.abandon()
         self.policy.begin(np.arange(self.env.env_num))
-        self._last_round, self._failed = self._round(), False
-
-    def _round(self) -> tuple[Any, int]:
-        """Return the engine and its number of rounds. A lazy vector env has a new engine after each start."""
-        engine = getattr(self.env, "engine", None)  # custom vector envs have no engine
-        return engine, 0 if engine is None else engine.statistics.rounds
+        self._last_round, self._failed = latest_round(self.env), False
 
     @property
     def has_steps_in_flight(self) -> bool:
@@ -243,4 +236,4 @@ class BatchSource(Layer):
         self.episodes.put_obs(ids, obs)
         self.episodes.begin(ids, infos)
         self.policy.begin(ids)
-        self._last_round = self._round()
+        self._last_round = latest_round(self.env)

@@ -107,8 +107,7 @@ def _wrapper_of(
         return partial(RecordedVectorEnv, mode=AutoresetMode(mode), native=native), venv.num_envs, spaces
     if not hasattr(venv, "observation_space") or not hasattr(venv, "__len__"):
         raise TypeError(f"RecordEpisodes wraps vector envs of vecenv or gymnasium, got {venv!r}")
-    engine = getattr(venv, "engine", None)
-    if engine is not None and engine.results.splits:
+    if getattr(venv, "splits_obs", False):
         raise ValueError("RecordEpisodes takes Dict and Tuple observations stacked: make the venv with stack_obs=True")
     return RecordedEngine, len(venv), (venv.observation_space, venv.action_space)
 

@@ -50,6 +50,10 @@ SHARED = {
     "vecenv.tuning": "names of backends, and episodes that repeat",
     "vecenv.wrappers": "the methods that a wrapper overrides",
 }
+# Attributes of the engine for wrappers and facades. `base` and `facades/driver.py` may read all, and collector none.
+ENGINE = {"abandon", "all_ids", "autoresets", "calls", "check_open", "closed", "exchange", "is_async", "receive"}
+ENGINE |= {"statistics", "status", "wait_for_all"}
+READ_ALL = ("vecenv/engine/", "vecenv/base.py", "vecenv/facades/driver.py")
 CORE_LIBRARIES = {"numpy", "gymnasium", "cloudpickle", *sys.stdlib_module_names, *PACKAGES}
 # Optional libraries, and the files that may import each: one file per pattern, or any number if it ends in `**`.
 OPTIONAL = """
@@ -136,6 +140,13 @@ def private_names(source: str) -> list[str]:
     return [name for name in used - own if name[0] == "_" and not name.endswith("__")]
 
 
+@functools.cache
+def engine_reads(source: str) -> set[str]:
+    """Return the names that this file reads from an engine, such as `results` in `venv.engine.results`."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    return {node.attr for node in nodes if re.search(r"(^|[._])engine$", ast.unparse(node.value))}
+
+
 def shared_part(module: str) -> str | None:
     """Return the entry of SHARED with this module, or `None`."""
     parts = module.split(".")
@@ -154,6 +165,9 @@ def breaches(sources: Sources) -> Iterator[str]:
         if Path(path).stem in CORE_LIBRARIES | ALLOWED.keys():
             yield f"{path}: shadows a library"
         yield from (f"{path}: uses {name}, which is private elsewhere" for name in private_names(source))
+        wanted = engine_reads(source) - (set() if path.startswith("collector/") else ENGINE)
+        if wanted and not path.startswith(READ_ALL):
+            yield f"{path}: reads {', '.join(sorted(wanted))} of an engine"
         for target, typed in {(name if name in modules else stem, typed) for name, stem, typed in imports_of(source)}:
             at, there, library = f"{path}: imports {target}", row_of(target), target.partition(".")[0]
             if here is not None and there is not None and there > here:
@@ -223,6 +237,8 @@ A_HIGHER = "from vecenv.base import BaseVectorEnv"
         ("only in ['vecenv/ray_cluster.py']", "vecenv/base.py", ["from ray import get", '__import__("ray")']),
         ("neither", "collector/sync_collector.py", ["import scipy"]),
         ("vecenv/envs/two.py: 1 at most", "vecenv/envs/two.py", ["import envpool.x"]),
+        ("of an engine", "vecenv/facades/one.py", ["venv.engine.results.rows()", "engine.backend = None"]),
+        ("of an engine", "collector/jobs/one.py", ["self.env.engine.closed"]),
         ("uses _ajar", "vecenv/base.py", ["Backend._ajar()", "from vecenv.nest import _ajar"]),
         ("shadows", "vecenv/envs/pettingzoo.py", [""]),
     ],

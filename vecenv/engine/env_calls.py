@@ -125,6 +125,17 @@ class EngineProperties:
     metadata = reported("metadata", "Metadata of each env.")
     spec = reported("spec", "Spec of each env (gymnasium's), or None.")
 
+    learning_wrappers = reported(
+        "learning", "Names of each env's wrappers and transforms that updated statistics when it was made, or None."
+    )
+
+    @property
+    def splits_obs(self: Any) -> bool:
+        """True if observations come as an object array of dicts or tuples, because of `stack_obs=False`."""
+        self.engine.check_open()
+        splits: bool = self.engine.results.splits
+        return splits
+
     @property
     def reward_range(self: Any) -> list[Any]:
         """Reward range of each env, or None. Raises AttributeError if no env has one (as in gymnasium 1.0)."""

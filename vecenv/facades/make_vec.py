@@ -137,8 +137,7 @@ class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     @property
     def processes(self) -> list[Any]:
         """Worker processes, each with one or more envs."""
-        processes: list[Any] = self.venv.engine.backend.processes
-        return processes
+        return self._driver.processes
 
     @property
     def observations(self) -> Any:

@@ -332,5 +332,5 @@ def _check_vector_env(venv: Any) -> None:
         )
     if engine.is_async:
         raise ValueError("a gymnasium VectorEnv steps all envs together: make the venv without wait_num and timeout")
-    if engine.results.splits:
+    if venv.splits_obs:
         raise ValueError("a gymnasium VectorEnv returns batches of observations: make the venv without stack_obs=False")

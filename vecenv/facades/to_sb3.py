@@ -71,7 +71,7 @@ class SB3VecEnv(Layer, VecEnv):
         # A wrapper or subclass may change only `step` (as in tianshou), which `send` and `recv` would bypass.
         self._has_own_step = engine is None
         self._resets_in_step = self._driver.autoresets
-        self._copies_infos = self.venv.engine.backend.hosts_here
+        self._copies_infos = self._driver.hosts_here
         self._has_own_halves = all(
             getattr(type(self), name) is getattr(SB3VecEnv, name) for name in ("step_async", "step_wait")
         )
@@ -302,7 +302,7 @@ def _checked(venv: Any) -> BaseVectorEnv:
         raise TypeError(f"SB3VecEnv takes a vector env, such as ShmemVectorEnv(env_fns), got {type(venv).__name__}")
     if venv.is_async:
         raise ValueError("SB3 steps all envs together: make the vector env without wait_num and timeout")
-    if venv.engine.results.splits:
+    if venv.splits_obs:
         raise ValueError("SB3 takes Dict and Tuple observations stacked: make the vector env with stack_obs=True")
     check_resets(venv, AutoresetMode.SAME_STEP)
     for name in ("observation_space", "action_space"):

@@ -84,8 +84,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
                 raise TypeError(
                     f"{each} steps or renders a single env: put it into TransformedEnv(env, {each}) in the env_fns"
                 )
-        engine = getattr(self.venv, "engine", None)
-        if engine is not None and engine.results.splits:
+        if getattr(self.venv, "splits_obs", False):
             raise ValueError(
                 "transforms take Dict and Tuple observations as stacked arrays: make the venv with stack_obs=True"
             )
