@@ -222,7 +222,10 @@ class RowWiseWrapper(VectorEnvWrapper):
             raise
         return mapped(*rows)
 
-    def _reset_rows(self, info: np.ndarray) -> np.ndarray | None:
+    def reset_rows(self, info: np.ndarray) -> np.ndarray | None:
+        """Return a mask of the rows of a round that are resets, or `None` if there are none. Call it once per round."""
+        if not self._resets:
+            return None
         ids = [row["env_id"] for row in info]
         rows = np.array([i in self._resets for i in ids], np.bool_)
         self._resets.difference_update(ids)
@@ -232,7 +235,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         """Map a round of steps and resets by `map_step` and `map_reset`."""
         if not self._resets and terminated.__class__ is np.ndarray and not (terminated | truncated).nonzero()[0].size:
             return self.map_step(obs, rew, terminated, truncated, info)
-        resets = self._reset_rows(info) if self._resets else None
+        resets = self.reset_rows(info)
         ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
         repeated = [row for row, each in enumerate(info) if is_repeated(each) and truncated[row]]
         if resets is None and not ended and not repeated:

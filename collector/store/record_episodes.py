@@ -285,7 +285,7 @@ class RecordedEngine(RowWiseWrapper):
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         try:
             columns = obs, rew, terminated, truncated
-            resets = self._reset_rows(info) if self._resets else None
+            resets = self.reset_rows(info)
             if resets is None:
                 self._record(columns, info)
             else:
