@@ -18,7 +18,7 @@ from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import nest
-from vecenv.engine.actions import batch_actions
+from vecenv.actions import batch_actions
 from vecenv.errors import add_note
 from vecenv.layout import Layout
 from vecenv.nest import as_array, cast_exactly

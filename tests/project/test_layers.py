@@ -20,8 +20,8 @@ from tests.support.paths import ROOT
 # A module may import from its row and the rows to the left (lower layers), not from rows to the right.
 # An entry stands for the module and all modules inside, but `vecenv` and `collector` only for `__init__`.
 LAYERS = """
-    vecenv.errors vecenv.nest vecenv.spaces vecenv.layout vecenv.arguments vecenv.seeds vecenv.random_actions
-    vecenv.portability vecenv.ray_cluster < vecenv.backends.ipc vecenv.backends.system_limits <
+    vecenv.errors vecenv.nest vecenv.spaces vecenv.layout vecenv.actions vecenv.arguments vecenv.seeds
+    vecenv.random_actions vecenv.portability vecenv.ray_cluster < vecenv.backends.ipc vecenv.backends.system_limits <
     vecenv.spinning_threads < vecenv.backends.memory < vecenv.backends.host < vecenv.backends.worker <
     vecenv.backends.pool < vecenv.backends < vecenv.engine < vecenv.base vecenv.running_mean_std < vecenv.venvs <
     vecenv.tuning < vecenv.wrappers < vecenv.norm_obs vecenv.creator < vecenv.envs < vecenv.transforms vecenv.facades
@@ -34,8 +34,8 @@ PACKAGES = {"vecenv", "collector"}
 # The parts of vecenv for packages that extend it: `collector` imports from no others. A package stands for its modules.
 SHARED = {
     "vecenv": "the public names",
+    "vecenv.actions": "actions of a batch as arrays",
     "vecenv.arguments": "checks of arguments",
-    "vecenv.engine.actions": "actions as arrays",
     "vecenv.engine.mark": "interrupts",
     "vecenv.envs": "facts about envs that their interface does not tell",
     "vecenv.errors": "errors, and warnings at the caller's line",

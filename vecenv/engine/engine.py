@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
+from vecenv.actions import Actions
 from vecenv.arguments import as_autoreset, check_spaces_equal, reset_arguments, reset_rows
 from vecenv.backends.backend import NO_EXTRAS, Backend, Taken
 from vecenv.backends.ipc import opcodes
 from vecenv.engine import lifetime
-from vecenv.engine.actions import Actions
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.lifetime import Lifetime
 from vecenv.engine.mark import BROKEN, RECOVERY_TIMEOUT, Mark, is_one_call

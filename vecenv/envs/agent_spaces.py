@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.engine.actions import batch_actions, cast_numbers, is_sample, rows_of_objects
+from vecenv.actions import batch_actions, cast_numbers, is_sample, rows_of_objects
 from vecenv.errors import EnvContractError
 from vecenv.layout import Leaf, space_tree
 

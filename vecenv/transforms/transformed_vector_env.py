@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
+from vecenv.actions import is_tree_of_batches
 from vecenv.arguments import seed_chain
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.actions import is_tree_of_batches
 from vecenv.layout import merge_trees, space_tree
 from vecenv.spaces import separate_generators
 from vecenv.transforms.arrays import action_rows
