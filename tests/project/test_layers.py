@@ -51,7 +51,7 @@ SHARED = {
     "vecenv.wrappers": "the methods that a wrapper overrides",
 }
 # Attributes of the engine for wrappers and facades. `base` and `facades/driver.py` may read all, and collector none.
-ENGINE = {"abandon", "all_ids", "autoresets", "calls", "check_open", "closed", "exchange", "is_async", "receive"}
+ENGINE = {"all_ids", "autoresets", "calls", "check_open", "closed", "exchange", "is_async", "receive", "recover"}
 ENGINE |= {"statistics", "status", "wait_for_all"}
 READ_ALL = ("vecenv/engine/", "vecenv/base.py", "vecenv/facades/driver.py")
 CORE_LIBRARIES = {"numpy", "gymnasium", "cloudpickle", *sys.stdlib_module_names, *PACKAGES}
