@@ -146,7 +146,7 @@ class ProcessBackend(Backend):
         pool = self.pool
         check_at, transport = self._watchdog.start(), self._transport
         try:
-            done = transport.sleeping(done)
+            transport.sleeping()
             while not done():
                 events = pool.events(check_at if deadline is None else min(check_at, deadline))
                 if pool.closing:  # by another thread or a signal handler

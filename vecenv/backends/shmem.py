@@ -269,14 +269,9 @@ class ShmemTransport(Transport):
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
         return last_wait < LONG_ROUND and self._looking.until(done)
 
-    def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
+    def sleeping(self) -> None:
         self._control.sleepers[self._parent] = 1
-
-        def fenced() -> bool:
-            fence()
-            return done()
-
-        return fenced
+        fence()
 
     def awake(self) -> None:
         if hasattr(self, "_control"):  # False if `close` was called meanwhile

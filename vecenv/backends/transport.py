@@ -41,9 +41,8 @@ class Transport(ABC):
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
         """Busy-wait, and return `done()`. May return False without a wait if `last_wait` (seconds) was long."""
 
-    def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
-        """Prepare the parent to sleep. Return the function to check in place of `done`."""
-        return done
+    def sleeping(self) -> None:  # noqa: B027
+        """Prepare the parent to sleep, before it checks for results once more."""
 
     def awake(self) -> None:  # noqa: B027
         """Undo `sleeping`."""
