@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 Tree = Any
-__all__ = ["as_array", "cast_exactly", "items", "leaves", "map", "merge", "namespace", "object_array", "put"]
-__all__ += ["signed", "space_of", "stack", "take", "tensor_on_host", "tree_of"]
+__all__ = ["as_array", "cast_exactly", "items", "leaves", "map", "merge", "namespace", "nbytes", "object_array"]
+__all__ += ["put", "signed", "space_of", "stack", "take", "tensor_on_host", "tree_of"]
 
 
 def map(function: Callable[[Any], Any], tree: Tree) -> Tree:
@@ -94,6 +94,16 @@ def merge(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
     if isinstance(first, tuple):
         return tuple(merge(function, parts) for parts in zip(*trees, strict=True))
     return function(list(trees))
+
+
+def nbytes(tree: Tree) -> int:
+    """Return the bytes of a tree of arrays. Each object in an array, such as a text, counts with its own size.
+
+    >>> nbytes({"a": np.zeros(2), "b": (np.zeros(3, bool),)})
+    19
+    """
+    objects = [leaf for leaf in leaves(tree) if leaf.dtype == object]
+    return sum(leaf.nbytes for leaf in leaves(tree)) + sum(sys.getsizeof(each) for leaf in objects for each in leaf.flat)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

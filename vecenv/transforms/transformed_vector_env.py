@@ -11,7 +11,7 @@ from vecenv import nest
 from vecenv.actions import is_tree_of_batches
 from vecenv.arguments import seed_chain
 from vecenv.base import BaseVectorEnv
-from vecenv.layout import merge_trees, space_tree
+from vecenv.layout import common_tree
 from vecenv.spaces import separate_generators
 from vecenv.transforms.arrays import action_rows
 from vecenv.transforms.compose import Compose, HasTransforms
@@ -99,7 +99,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
                     raise ValueError(f"{each} needs envs with equal action spaces, got {actions}")
                 actions = _each_once(each.transform_action_space, actions)
         self._observation_space = spaces if transforms else None
-        self._actions = merge_trees([space_tree(space, "action") for space in actions], "action")
+        self._actions = common_tree(actions, "action")
         changes = any(new is not old for new, old in zip(actions, own, strict=True))
         self._action_space = [copy.deepcopy(space) for space in actions] if changes else None
         separate_generators(self._action_space or ())
