@@ -103,7 +103,9 @@ def nbytes(tree: Tree) -> int:
     19
     """
     objects = [leaf for leaf in leaves(tree) if leaf.dtype == object]
-    return sum(leaf.nbytes for leaf in leaves(tree)) + sum(sys.getsizeof(each) for leaf in objects for each in leaf.flat)
+    return sum(leaf.nbytes for leaf in leaves(tree)) + sum(
+        sys.getsizeof(each) for leaf in objects for each in leaf.flat
+    )
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
