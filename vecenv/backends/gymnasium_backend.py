@@ -213,7 +213,7 @@ class GymnasiumBackend(NativeBackend):
 
     def _split(self, infos: Mapping[Any, Any]) -> Infos:
         try:
-            return split_infos(infos, self.env_num)
+            return nest.split_infos(infos, self.env_num)
         except RecursionError:
             raise EnvContractError(
                 f"{self.name} returned infos that contain themselves, or are nested too deeply, under one of the keys "
@@ -361,26 +361,3 @@ def _without_ends(infos: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, A
     """
     ends = {key: infos[key] for key in FINAL_KEYS if key in infos}
     return {key: value for key, value in infos.items() if key not in ends}, ends
-
-
-def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
-    """Split gymnasium's dict of arrays, with a mask `_key` for each `key`, into `n` dicts.
-
-    A value without an entry per env becomes the value of each env.
-
-    >>> split_infos({"a": np.array([1, 2]), "_a": np.array([True, False])}, 2)
-    [{'a': np.int64(1)}, {}]
-    """
-    rows: list[dict[str, Any]] = [{} for _ in range(n)]
-    masks = {f"_{key}" for key in infos}
-    for key, value in infos.items():
-        if key in masks:
-            continue
-        values: Sequence[Any] = split_infos(value, n) if isinstance(value, Mapping) else value
-        shape = (len(values),) if isinstance(values, (list, tuple)) else getattr(values, "shape", ())
-        if tuple(shape[:1]) != (n,):
-            values = [value] * n
-        mask = infos.get(f"_{key}")
-        for i in range(n) if mask is None else np.flatnonzero(mask).tolist():
-            rows[i][key] = values[i]
-    return rows
