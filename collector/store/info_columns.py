@@ -15,7 +15,7 @@ from collector.store.safe_folder import DatasetError
 from collector.store.shard_layout import EpisodeLayout
 from collector.store.texts import TEXT, is_texts
 from vecenv import nest
-from vecenv.extending import cast_exactly
+from vecenv.nest import cast_exactly
 
 
 def info_objects(infos: Sequence[Any], keys: Sequence[str]) -> dict[str, np.ndarray]:
