@@ -38,7 +38,6 @@ OPTIONAL = """
     torch: collector/** vecenv/*/spinning_threads.py vecenv/*/serialization.py vecenv/*/env_probe.py \
         vecenv/*/repeats.py vecenv/running*.py
     tensordict: collector/batch/tensordict_form.py collector/policy/policy_call.py
-    torchrl: collector/device/to_torchrl.py
     ray: vecenv/ray_cluster.py
     stable_baselines3: vecenv/facades/to_sb3.py vecenv/sb3.py
     matplotlib: collector/jobs/dataset_info.py
