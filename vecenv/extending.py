@@ -45,7 +45,6 @@ from vecenv.ray_cluster import (
     get_record,
     is_loss,
     make_actor,
-    make_counter,
     missing_package,
     put_record,
     reason_of,
@@ -69,7 +68,6 @@ __all__ += ["check_seed", "check_send_and_recv", "check_timeout", "common_layout
 __all__ += ["draw_action", "end_actor"]
 __all__ += ["ends_soon", "find_spec", "flat", "free_places", "get_record", "is_loss", "is_repeated", "make_actor"]
 __all__ += [
-    "make_counter",
     "mask_in",
     "missing_package",
     "path_of_descriptor",

@@ -46,7 +46,7 @@ OPTIONAL = """
     tyro: collector/__main__.py collector/jobs/commands.py
     yaml: collector/jobs/job_files.py
     imageio imageio_ffmpeg: collector/jobs/replay.py
-    rich: collector/jobs/report.py collector/cluster/cluster_stats.py
+    rich: collector/jobs/report.py
     cv2: vecenv/transforms/*
     minari PIL: collector/store/export/*
     pyarrow: collector/store/export/arrow_**
