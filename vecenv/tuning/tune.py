@@ -122,7 +122,7 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
 
     Raises:
         ValueError, TypeError: an argument is wrong.
-        WorkerTimeoutError, WorkerDiedError: an env hangs in a worker process, or ends the process.
+        WorkerTimeoutError, WorkerDiedError: the first env hangs in a worker process, or ends the process.
         VectorEnvError: all candidates failed.
         gymnasium.error.Error: an env id is unknown.
 
@@ -145,6 +145,10 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
         cost = _cost_of(measured[0], duration / 4)
         found = [_Candidate(*each, pause) for each in candidates(cost, len(fns))]
         for each in found:
+            harmful = [other.row().name for other in found if other.is_harmful]
+            if harmful and each.backend != "shmem":
+                each.failure = f"not measured: an env hung or crashed in {harmful[0]}"
+                continue
             with each.failures():
                 each.open(measured, opened, ROUNDS_BEFORE + (cost.slow_steps if cost else 0), 3 * duration)
         _measure(found, duration)
@@ -182,7 +186,7 @@ class _Candidate:
 
     def __init__(self, backend: str, num_workers: int | None, pause: float) -> None:
         self.backend, self.num_workers, self.pause = backend, num_workers, pause
-        self.failure, self.rate = "", 0.0
+        self.failure, self.is_harmful, self.rate = "", False, 0.0
         self.plain, self.with_resets = list[float](), list[float]()
         """Seconds of the rounds without and with a reset."""
         self.cpu_seconds = list[float]()
@@ -219,13 +223,11 @@ class _Candidate:
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """Record an error. Raise it if an env hangs or ends its process, because this process would not survive."""
         try:
             yield
-        except (WorkerTimeoutError, WorkerDiedError):
-            raise
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self.is_harmful = isinstance(error, (WorkerTimeoutError, WorkerDiedError))
 
     def row(self) -> TuneRow:
         note = self.failure or (THREAD_SAFE if self.backend == "thread" else "")
