@@ -10,6 +10,7 @@ from vecenv.errors import ClosedError as ClosedError
 from vecenv.errors import ConcurrentCallError as ConcurrentCallError
 from vecenv.errors import EnvContractError as EnvContractError
 from vecenv.errors import EnvStepError as EnvStepError
+from vecenv.errors import InterruptedCallError as InterruptedCallError
 from vecenv.errors import NotStartedError as NotStartedError
 from vecenv.errors import ObservationError as ObservationError
 from vecenv.errors import Partial as Partial

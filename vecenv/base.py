@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import Backend
-from vecenv.backends.env_worker import EnvWorkerBackend, backend_maker
-from vecenv.backends.host.own_process import OneEnvPerProcess, logger
-from vecenv.engine.arguments import (
+from vecenv.arguments import (
     as_ids,
     check_count,
     check_env_fns,
@@ -22,14 +17,18 @@ from vecenv.engine.arguments import (
     seed_chain,
     spread_seeds,
 )
+from vecenv.backends.backend import Backend
+from vecenv.backends.env_worker import EnvWorkerBackend, backend_maker
+from vecenv.backends.host.own_process import logger
 from vecenv.engine.engine import Engine
 from vecenv.engine.env_calls import EngineProperties
 from vecenv.engine.lifetime import NotStarted
-from vecenv.engine.mark import LayerMark
+from vecenv.engine.mark import Layer, Mark, is_layer_call
 from vecenv.engine.results import Step
+from vecenv.errors import OneEnvPerProcess
 
 
-class BaseVectorEnv(LayerMark, EngineProperties):
+class BaseVectorEnv(Layer, EngineProperties):
     """Vector env that steps all or some envs, and resets an env only on request (as tianshou's BaseVectorEnv).
 
         venv = ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8)
@@ -98,7 +97,8 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         options: dict[str, Any] = {"wait_num": self.wait_num, "timeout": self.timeout, "num_workers": self.num_workers}
         options |= {"copy": copy, "stack_obs": stack_obs, "on_error": on_error, "max_restarts": max_restarts}
         options |= {"strict": strict, "check_spaces": check_spaces, "check_actions": check_actions}
-        options |= {"name": name, "warns": self._warns_unclosed}
+        self.mark = Mark()
+        options |= {"name": name, "warns": self._warns_unclosed, "mark": self.mark}
 
         def new_engine() -> Engine:
             try:
@@ -129,8 +129,6 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         worker of an env has ended, a new worker starts. Raises RuntimeError if an env to reset is still stepping.
         """
         self.start()
-        if self._in_call is not None:
-            self._recover(sys._getframe(1))
         return self.engine.reset(self._as_ids(id, env_id), kwargs)
 
     def step(
@@ -176,8 +174,12 @@ class BaseVectorEnv(LayerMark, EngineProperties):
             return self.recv()
         if self._is_plain:
             return engine.step(action, self._ids_of_round(action, id, env_id, reset), reset, autoreset, kwargs)
-        first = partial(self.send, action, id, env_id=env_id, reset=reset, autoreset=autoreset, **kwargs)
-        return self._run_both(first, self.recv)
+        return self._step_in_halves(action, id, env_id=env_id, reset=reset, autoreset=autoreset, **kwargs)
+
+    @is_layer_call
+    def _step_in_halves(self, *args: Any, **kwargs: Any) -> Step:
+        self.send(*args, **kwargs)
+        return self.recv()
 
     def send(
         self,

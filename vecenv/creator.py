@@ -11,9 +11,9 @@ from vecenv import nest
 from vecenv.backends.host.env_access import parts
 from vecenv.backends.host.env_checks import check_env
 from vecenv.backends.host.env_host import EnvReport, report_of
-from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.memory.shared_state import SharedState, Stateful, form_of
+from vecenv.nest import cast_exactly
 from vecenv.running_mean_std import for_checkpoint
 
 Kwargs = dict[str, Any]

@@ -9,6 +9,7 @@
     ├── ClosedError
     ├── NotStartedError       also AttributeError
     ├── ConcurrentCallError
+    ├── InterruptedCallError
     └── SharedMemoryError     also OSError
 
 Mistakes of the caller raise ValueError, TypeError, IndexError and RuntimeError. An env's exception keeps its class if
@@ -18,9 +19,10 @@ worker process, its cause is a `RemoteTraceback`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,6 +109,13 @@ class VectorEnvError(RuntimeError):
     """True if the env only shares a worker with the env that failed."""
 
 
+RESTARTS = "starts it again"
+
+
+def how_to_reset(i: int, effect: str = "makes it usable again") -> str:
+    return f"reset() {effect} (or reset({i}), where `reset` takes ids)"
+
+
 def is_bystander(error: BaseException) -> bool:
     return isinstance(error, VectorEnvError) and error.bystander
 
@@ -146,8 +155,16 @@ class ConcurrentCallError(VectorEnvError):
     """A method was called before another call of the vector env has ended, for example in a different thread."""
 
 
+class InterruptedCallError(VectorEnvError):
+    """An exception, such as Ctrl-C, has ended an earlier call before it was complete. Call `reset()` to go on."""
+
+
 class SharedMemoryError(VectorEnvError, OSError):
     """The memory for the batch could not be reserved."""
+
+
+class OneEnvPerProcess(ValueError):
+    """A worker hosts several envs, and one is from a package whose envs share state in their process."""
 
 
 class RemoteTraceback(Exception):
@@ -155,6 +172,22 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}" if self.args else ""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an exception, if the class allows this."""
+    with contextlib.suppress(Exception):
+        if note not in vars(error).setdefault("__notes__", []):  # the error's `__getattr__` may raise
+            error.add_note(note)
+
+
+def is_repeated(info: Mapping[str, Any]) -> bool:
+    """Return True if on_error="restart" made `info` or its `final_info` for a failed step.
+
+    Such a step repeats the previous observation.
+    """
+    last = info.get("final_info", info)
+    return isinstance(last, Mapping) and last.get("restarted") is True and "error" in last
 
 
 _PACKAGES = ("vecenv.", "collector.")

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 Tree = Any
-__all__ = ["as_array", "items", "leaves", "map", "merge", "namespace", "object_array", "put", "space_of", "stack"]
-__all__ += ["signed", "take", "tensor_on_host", "tree_of"]
+__all__ = ["as_array", "cast_exactly", "items", "leaves", "map", "merge", "namespace", "object_array", "put"]
+__all__ += ["signed", "space_of", "stack", "take", "tensor_on_host", "tree_of"]
 
 
 def map(function: Callable[[Any], Any], tree: Tree) -> Tree:
@@ -147,6 +147,27 @@ def as_array(value: Any) -> np.ndarray:
     if value.__class__ is list:
         return np.asarray([tensor_on_host(each) for each in value])
     return np.asarray(tensor_on_host(value))
+
+
+def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    """Return `array` as `dtype`, or `None` if a value would change by more than rounding to a float type."""
+    if array.dtype.kind not in "biufc":
+        return None
+    if dtype.kind in "fc":
+        return _as_floats(array, dtype) if np.can_cast(array.dtype, dtype, "same_kind") else None
+    if array.dtype.kind == "c":
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = array.astype(dtype)
+        return cast if bool(np.all(cast == array)) else None
+
+
+def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    try:
+        with np.errstate(invalid="ignore", under="ignore", over="raise"):
+            return array.astype(dtype)
+    except FloatingPointError:
+        return None
 
 
 def signed(array: Any) -> Any:

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.memory.arena import ObjectLeaf, merge_trees, space_tree
+from vecenv.layout import ObjectLeaf, merge_trees, space_tree
 from vecenv.running_mean_std import RunningMeanStd
 from vecenv.wrappers import RowWiseWrapper
 
@@ -104,8 +104,7 @@ def _new_statistics(venv: Any) -> Any:
                 f"VectorEnvNormObs cannot normalise {leaf.path}: it is not an array of numbers with the same shape and "
                 "dtype in all envs; take it out of the observation, with gymnasium.wrappers.FilterObservation"
             )
-    engine = getattr(venv, "engine", None)
-    if isinstance(tree, (dict, tuple)) and engine is not None and engine.results.splits:
+    if isinstance(tree, (dict, tuple)) and getattr(venv, "splits_obs", False):
         raise ValueError(
             "VectorEnvNormObs takes Dict and Tuple observations stacked: make the venv with stack_obs=True"
         )

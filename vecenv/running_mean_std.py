@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vecenv import nest
-from vecenv.engine.arguments import check_number
+from vecenv.arguments import check_number
 
 Self = TypeVar("Self", bound="RunningMeanStd")
 STATE_KEYS = ("mean", "var", "count", "skipped")

@@ -157,5 +157,4 @@ class SubprocVecEnv(_OwningVecEnv):
     @property
     def processes(self) -> list[Any]:
         """Worker processes, each with one or more envs."""
-        processes: list[Any] = self.venv.engine.backend.processes
-        return processes
+        return self._driver.processes

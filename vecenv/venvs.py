@@ -7,6 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from vecenv.arguments import check_options, check_resources, check_timeout
 from vecenv.backends.backend import Backend
 from vecenv.backends.dummy import DummyBackend
 from vecenv.backends.ray_backend import RayBackend
@@ -14,7 +15,6 @@ from vecenv.backends.shmem import ShmemBackend
 from vecenv.backends.subproc import SubprocBackend
 from vecenv.backends.thread import ThreadBackend
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import check_options, check_resources, check_timeout
 
 EnvFns = Sequence[Callable[[], Any] | str]
 START_TIMEOUT = 120.0

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from operator import attrgetter
-from threading import get_ident
 from typing import Any
 
 import numpy as np
 
 from vecenv import nest
+from vecenv.arguments import as_ids, round_envs
 from vecenv.base import BaseVectorEnv, engine_of
-from vecenv.engine.arguments import as_ids, round_envs
-from vecenv.engine.mark import sets_mark
-from vecenv.engine.recovery import is_repeated
+from vecenv.engine.mark import is_layer_call, mark_of
 from vecenv.engine.results import Results, Step
-from vecenv.errors import Partial
+from vecenv.errors import Partial, is_repeated
 from vecenv.nest import tensor_on_host
 
 
@@ -46,6 +42,7 @@ class VectorEnvWrapper(BaseVectorEnv):
 
     def __init__(self, venv: Any) -> None:
         self.venv = venv
+        self.mark = mark_of(venv)
 
     def __getattr__(self, name: str) -> Any:
         if name == "venv":  # a subclass has not called super().__init__ yet
@@ -83,7 +80,8 @@ class VectorEnvWrapper(BaseVectorEnv):
 
 
 FORWARDED = """reset step send recv get_env_attr set_env_attr call render get_state set_state start close alive stats
-action_space observation_space metadata spec reward_range workers num_envs is_closed ready_id waiting_id failed_id"""
+action_space observation_space metadata spec reward_range learning_wrappers splits_obs workers num_envs is_closed
+ready_id waiting_id failed_id"""
 for _name in FORWARDED.split():  # BaseVectorEnv defines these, so Python would not call `__getattr__`
     setattr(VectorEnvWrapper, _name, Forwarded(_name))
 
@@ -173,6 +171,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         below = self.venv.get_state(id)
         return [LayerState(each, nest.take(own, slice(i, i + 1))) for i, each in enumerate(below)] if own else below
 
+    @is_layer_call
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
         """Set states that `get_state` returned. Raises ValueError if the states come from different wrappers."""
         ids = self._ids(id)
@@ -184,54 +183,33 @@ class RowWiseWrapper(VectorEnvWrapper):
                         f"set_state() of {type(self).__name__} needs states with {sorted(expected)}, got a state "
                         f"{got}: take states by get_state() of a vector env with the same wrappers"
                     )
-
-        def put() -> None:
-            self.venv.set_state([state.below for state in states] if expected else states, id)
-            for i, state in zip(ids, states, strict=False):
-                self.set_episode_state(np.array([i]), state.own if expected else {})
-
-        self._as_one_call(((), id, {}), put)
+        self.venv.set_state([state.below for state in states] if expected else states, id)
+        for i, state in zip(ids, states, strict=False):
+            self.set_episode_state(np.array([i]), state.own if expected else {})
 
     def _ids(self, id: Any) -> np.ndarray:
         return np.arange(len(self)) if id is None else as_ids(tensor_on_host(id), len(self))
 
+    @is_layer_call
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
-
-        def reset() -> tuple[Any, np.ndarray]:
-            self.note_reset(id, kwargs)
-            rows: tuple[Any, np.ndarray] = self._map_call(self.map_reset, self.venv.reset, id, **kwargs)
-            return rows
-
-        return self._as_one_call(((), id, kwargs), reset)
-
-    @sets_mark
-    def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
-        # `_as_one_call` inlined, to save two function calls per round
-        if self._in_call is not None:
-            self._recover(sys._getframe(1))
-        self._caller = get_ident()
-        self._in_call = action, id, kwargs
-        try:
-            self.note_round(action, id, kwargs)
-            action = action if action is None else self.map_action(action)
-            rows = self._map_call(self.map_round, self.venv.step, action, id, **kwargs)
-        except BaseException as error:
-            self._record_error(error)
-            raise
-        self._in_call = None
+        self.note_reset(id, kwargs)
+        rows: tuple[Any, np.ndarray] = self._map_call(self.map_reset, self.venv.reset, id, **kwargs)
         return rows
 
+    @is_layer_call
+    def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
+        self.note_round(action, id, kwargs)
+        action = action if action is None else self.map_action(action)
+        return self._map_call(self.map_round, self.venv.step, action, id, **kwargs)
+
+    @is_layer_call
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
+        self.note_round(action, id, kwargs)
+        self.venv.send(action if action is None else self.map_action(action), id, **kwargs)
 
-        def send() -> None:
-            self.note_round(action, id, kwargs)
-            self.venv.send(action if action is None else self.map_action(action), id, **kwargs)
-
-        self._as_one_call((action, id, kwargs), send)
-
+    @is_layer_call
     def recv(self) -> Any:
-        asked: tuple[Any, Any, dict[str, Any]] = (), self.venv.waiting_id, {}
-        return self._as_one_call(asked, lambda: self._map_call(self.map_round, self.venv.recv))
+        return self._map_call(self.map_round, self.venv.recv)
 
     def _map_call(self, mapped: Callable[..., Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
@@ -244,20 +222,10 @@ class RowWiseWrapper(VectorEnvWrapper):
             raise
         return mapped(*rows)
 
-    def _abandon(self, error: BaseException | None) -> None:
-        """Mark all envs of the interrupted call as needing a reset, even if the engine has finished."""
-        engine = getattr(self, "engine", None)
-        if engine is not None and not engine.closed and self._in_call is not None:
-            action, id, kwargs = self._in_call
-            if action is None and kwargs.get("reset") is None:
-                action = ()  # `step(None)`: `round_envs` returns `id`, or all envs
-            ids: Any = ()  # for wrong arguments, or a `recv` without envs in flight
-            with suppress(TypeError, ValueError, IndexError):
-                ids = round_envs(len(self), action, id, kwargs)[0]
-            engine.abandon(error, engine.all_ids if ids is None else [int(i) for i in ids])
-        self._in_call = None
-
-    def _reset_rows(self, info: np.ndarray) -> np.ndarray | None:
+    def reset_rows(self, info: np.ndarray) -> np.ndarray | None:
+        """Return a mask of the rows of a round that are resets, or `None` if there are none. Call it once per round."""
+        if not self._resets:
+            return None
         ids = [row["env_id"] for row in info]
         rows = np.array([i in self._resets for i in ids], np.bool_)
         self._resets.difference_update(ids)
@@ -267,7 +235,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         """Map a round of steps and resets by `map_step` and `map_reset`."""
         if not self._resets and terminated.__class__ is np.ndarray and not (terminated | truncated).nonzero()[0].size:
             return self.map_step(obs, rew, terminated, truncated, info)
-        resets = self._reset_rows(info) if self._resets else None
+        resets = self.reset_rows(info)
         ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
         repeated = [row for row, each in enumerate(info) if is_repeated(each) and truncated[row]]
         if resets is None and not ended and not repeated:
@@ -332,6 +300,19 @@ def resets_in_step(venv: Any) -> bool:
         venv = venv.venv
     engine = engine_of(venv)
     return engine is not None and engine.autoresets
+
+
+def recover(venv: Any) -> None:
+    """After an interrupted call, discard all results in flight. All envs then need a reset, also in a step."""
+    engine = getattr(venv, "engine", None)  # custom vector envs have no engine
+    if engine is not None and not engine.closed:
+        engine.recover()
+
+
+def latest_round(venv: Any) -> Any:
+    """Return a value that changes whenever envs are stepped or reset, or `None` for an object without an engine."""
+    engine = getattr(venv, "engine", None)
+    return None if engine is None else (engine, engine.statistics.rounds)  # each start makes a new engine
 
 
 def step_with_views(venv: Any) -> Callable[..., Step] | None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-from vecenv.extending import ends_soon
+from vecenv.ray_cluster import ends_soon
 
 
 class Interruptor:

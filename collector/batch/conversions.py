@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.extending import cast_exactly
+from vecenv.nest import cast_exactly
 
 
 def copy_of(rows: Any) -> Any:

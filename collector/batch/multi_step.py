@@ -8,7 +8,7 @@ import numpy as np
 
 from collector.batch.conversions import convert_like, copy_of, pick, trajectory_bounds
 from collector.batch.rollout import FlatRollout, Steps
-from vecenv.extending import check_number
+from vecenv.arguments import check_number
 from vecenv.nest import as_array
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from collector.batch.step_extras import check_info_keys
-from vecenv.extending import actor_options, at_least_one, check_count, check_mapping, check_resources, check_timeout
+from vecenv.arguments import at_least_one, check_count, check_mapping, check_resources, check_timeout
+from vecenv.ray_cluster import actor_options
 
 ACTOR_ARGUMENTS = [
     "backend",

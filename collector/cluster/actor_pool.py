@@ -20,9 +20,9 @@ from collector.cluster.actor_config import ActorConfig
 from collector.cluster.cluster_stats import ActorFailure, ActorStats
 from collector.cluster.rollout_actor import Columns, RolloutActor, RolloutReport, Started
 from vecenv import EnvStepError, RemoteTraceback, VectorEnvError, WorkerDiedError, WorkerTimeoutError
-from vecenv.extending import (
+from vecenv.errors import add_note
+from vecenv.ray_cluster import (
     RayCluster,
-    add_note,
     cause_of,
     end_actor,
     is_loss,

@@ -27,7 +27,9 @@ from collector.collectors.evaluation import Evaluation, policy_for_evaluation
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.policy_call import Policy, requested_exploration_type
 from collector.policy.weights import PublishedWeights
-from vecenv.extending import check_seed, connect, seed_chain, worker_seeds
+from vecenv.arguments import check_seed, seed_chain
+from vecenv.ray_cluster import connect
+from vecenv.seeds import worker_seeds
 
 OF_EVALUATION = ("info_keys", "max_frames_per_traj", "policy_threads")
 """Options that the collectors of the actors and of `evaluate` share."""

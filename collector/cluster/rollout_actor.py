@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 import threading
@@ -19,7 +20,6 @@ from collector.basics.interruptor import Interruptor, stop_when_host_ends
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.weights import take_over
 from vecenv import nest
-from vecenv.extending import seed_generators
 
 Columns = dict[str, Any]
 STEPS = ["all_obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version"]
@@ -158,6 +158,7 @@ class RolloutActor:
 
     def _seed_generators(self, entropy: Sequence[int]) -> None:
         state = np.random.SeedSequence([*entropy, self._index]).generate_state(18)
-        seed_generators((state[:8].tobytes(), state[8:16].tobytes()))
+        np.random.seed(state[:8])
+        random.seed(state[8:16].tobytes())
         if (torch := sys.modules.get("torch")) is not None:
             torch.manual_seed(int(state[16:].view(np.uint64)[0]))

@@ -11,7 +11,8 @@ from collector.collectors.batch_source import Loops
 from collector.collectors.env_source import check_rounds
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.policy_call import Policy
-from vecenv.extending import at_least_one, check_send_and_recv
+from vecenv.arguments import at_least_one
+from vecenv.wrappers import check_send_and_recv
 
 
 class AsyncDataCollector(SyncDataCollector):

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from collector.collectors.collector_config import CollectorConfig
 from collector.episodes.episode import CollectStats
 from collector.policy.policy_call import ExplorationType, as_exploration_type, set_exploration_type
-from vecenv.extending import at_least_one, warn_caller
+from vecenv.arguments import at_least_one
+from vecenv.errors import warn_caller
 
 Self = TypeVar("Self", bound="BaseCollector")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import replace
-from typing import Any, Protocol
+from threading import get_ident
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,9 +23,11 @@ from collector.policy.collector_policy import RandomActions
 from collector.policy.make_policy import make_policy, random_actions
 from collector.policy.policy_call import Policy, exploring, requested_exploration_type
 from collector.policy.weights import PolicyWeights
-from vecenv.extending import LayerMark, add_note, resets_in_step, warn_caller
+from vecenv.engine.mark import Layer, is_layer_call, mark_of
+from vecenv.errors import add_note, warn_caller
+from vecenv.wrappers import latest_round, recover, resets_in_step
 
-ON_EPISODE = "on_episode"
+Result = TypeVar("Result")
 
 
 class Loop(Protocol):
@@ -45,13 +47,14 @@ Loops = tuple[Loop, Loop, StepsInFlight | None]
 """Loop without a quota of episodes, loop with a quota, and the loop whose steps may outlast a batch (or `None`)."""
 
 
-class BatchSource(LayerMark):
+class BatchSource(Layer):
     """Source of single batches. After a failure, the next batch begins new episodes in all envs."""
 
     def __init__(
         self, env: Any, policy: Policy | None, config: CollectorConfig, make_loops: Callable[[LoopParts], Loops]
     ) -> None:
-        self.env, self._config = env, config
+        self.env, self._config, self.mark = env, config, mark_of(env)
+        self._failed = self._in_hook = False
         self.clock, self.cutter, self.steps, self._ended = Clock(), EpisodeCutter(), 0, 0
         self._recent_returns = deque[float](maxlen=100)
         self.episodes = Episodes(env.env_num, config.episode_seeds, resets_in_step(env), config.max_frames_per_traj)
@@ -77,7 +80,7 @@ class BatchSource(LayerMark):
         self._loop, self._episode_loop, self._in_flight = make_loops(parts)
         self._info_layout: dict[str, Any] = {}
         self._warned_of_failures = self._checked_keys = False
-        self._last_round = self._round()
+        self._last_round = latest_round(self.env)
 
     @property
     def all_played(self) -> bool:
@@ -90,7 +93,14 @@ class BatchSource(LayerMark):
 
     def collect(self, request: BatchRequest) -> tuple[Any, Ended]:
         """Collect in a copied `contextvars` context, so that an interrupt cannot leave a changed exploration type."""
-        return self._as_one_call((), lambda: copy_context().run(self._collect, request))
+        return self._run(lambda: copy_context().run(self._collect, request))
+
+    @is_layer_call
+    def _run(self, work: Callable[[], Result]) -> Result:
+        self._failed = True
+        result = work()
+        self._failed = False
+        return result
 
     def _collect(self, request: BatchRequest) -> tuple[Any, Ended]:
         self.clock.begin_batch()
@@ -102,7 +112,7 @@ class BatchSource(LayerMark):
                 raise RuntimeError("all of episode_seeds have been played: make a new collector for other episodes")
             version = self.weights.version if acting is self.policy else -1
             batch = loop.collect(request._replace(policy=acting, version=version))
-        self._last_round = self._round()
+        self._last_round = latest_round(self.env)
         check_rewards(batch)
         ended = self._totals(batch, request)
         return replace(batch, episode_returns=ended.returns), ended
@@ -177,46 +187,41 @@ class BatchSource(LayerMark):
 
     def call_hook(self, hook: Callable[..., Any], episode: Any) -> None:
         """Call `on_episode`. A batch or reset by the hook would change the episodes in progress, and raises."""
-        self._as_one_call(ON_EPISODE, lambda: hook(episode))
+        self._in_hook = True
+        try:
+            self._run(lambda: hook(episode))
+        finally:
+            self._in_hook = False
 
     def cut(self, ids: np.ndarray) -> bool:
         """Truncate episodes after this step, if the caller is a policy or step hook. Return whether it is."""
-        if self._in_call in (None, ON_EPISODE) or self.has_steps_in_flight:
+        if self.mark.layer != get_ident() or self._in_hook or self.has_steps_in_flight:
             return False
-        self._recover(sys._getframe(1))
-        if self._in_call is not None:
-            self.episodes.cuts.update(ids.tolist())
-        return self._in_call is not None
+        self.episodes.cuts.update(ids.tolist())
+        return True
 
     def recover(self) -> None:
         """Discard a failed batch. Abandon all episodes if another caller has stepped or reset the vector env since.
 
         Raises `RuntimeError` if the caller is the policy or a hook of a batch.
         """
-        if self._in_call is not None:
-            self._recover(sys._getframe(1))
-        if self._in_call is not None:
+        if self.mark.layer == get_ident():
             raise RuntimeError(
                 "this collector is collecting a batch: a policy or hook cannot ask for another batch, and cannot seed "
                 "envs; in a policy or step hook, SyncDataCollector.reset(ids) ends episodes after this step"
             )
-        if self._round() != self._last_round:
-            self._abandon(None)
+        if self.mark.layer:
+            self.mark.refuse_thread(self.mark.layer)
+        if self._failed or self.mark.owner or latest_round(self.env) != self._last_round:
+            self._abandon()
 
-    def _record_error(self, error: BaseException) -> None:
-        self._caller = 0  # the call has ended, so any thread may `recover`
-
-    def _abandon(self, error: BaseException | None) -> None:
+    def _abandon(self) -> None:
+        recover(self.env)
         if self._in_flight is not None:
             self._in_flight.discard_steps()
         self.episodes.abandon()
         self.policy.begin(np.arange(self.env.env_num))
-        self._last_round, self._in_call = self._round(), None
-
-    def _round(self) -> tuple[Any, int]:
-        """Return the engine and its number of rounds. A lazy vector env has a new engine after each start."""
-        engine = getattr(self.env, "engine", None)  # custom vector envs have no engine
-        return engine, 0 if engine is None else engine.statistics.rounds
+        self._last_round, self._failed = latest_round(self.env), False
 
     @property
     def has_steps_in_flight(self) -> bool:
@@ -225,10 +230,10 @@ class BatchSource(LayerMark):
     def finish_steps(self, discard: bool) -> None:
         if (in_flight := self._in_flight) is not None:
             request = BatchRequest(0, False, on_step=self.extras(None))
-            self._as_one_call((), lambda: in_flight.finish_steps(request, discard))
+            self._run(lambda: in_flight.finish_steps(request, discard))
 
     def begin(self, ids: np.ndarray, obs: Any, infos: np.ndarray) -> None:
         self.episodes.put_obs(ids, obs)
         self.episodes.begin(ids, infos)
         self.policy.begin(ids)
-        self._last_round = self._round()
+        self._last_round = latest_round(self.env)

@@ -9,7 +9,8 @@ from typing import Any
 from collector.basics.interruptor import Interruptor
 from collector.batch.step_extras import check_info_keys
 from collector.policy.policy_call import ExplorationType, as_exploration_type
-from vecenv.extending import at_least_one, check_count, warn_caller, whole
+from vecenv.arguments import at_least_one, check_count, whole
+from vecenv.errors import warn_caller
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -12,8 +12,10 @@ from gymnasium import Env, spaces
 from gymnasium.vector import VectorEnv
 
 from vecenv import ShmemVectorEnv
-from vecenv.extending import VECTOR_ENVS, check_mapping, check_options, flat, resolve_env_fns
+from vecenv.arguments import check_mapping, check_options, resolve_env_fns
 from vecenv.transforms import TransformedVectorEnv
+from vecenv.transforms.compose import flat
+from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
 """Keywords that require a vector env with worker processes."""

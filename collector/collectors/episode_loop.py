@@ -30,7 +30,7 @@ from collector.batch.rollout_buffer import RolloutBuffer, Where
 from collector.collectors.batch_request import BatchRequest, LoopParts
 from collector.collectors.round_recorder import RoundRecorder, buffer_of
 from vecenv import nest
-from vecenv.extending import resets_in_step, step_with_views
+from vecenv.wrappers import resets_in_step, step_with_views
 
 
 class EpisodeLoop:

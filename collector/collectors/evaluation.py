@@ -9,7 +9,8 @@ from typing import Any
 from collector.collectors.env_source import below_facade
 from collector.policy.random_policy import RandomPolicy
 from vecenv import EnvCreator, VectorEnvNormObs, VectorEnvWrapper
-from vecenv.extending import Freezable, HasTransforms
+from vecenv.transforms.compose import HasTransforms
+from vecenv.transforms.transform import Freezable
 
 
 def why_not_remakeable(source: Any, made: Any) -> str | None:
@@ -36,8 +37,8 @@ def policy_for_evaluation(policy: Any) -> Any:
 
 
 def unfrozen_statistics(env: Any) -> list[str]:
-    engine = getattr(_base(env), "engine", None)  # custom vector envs have no engine
-    names = set() if engine is None else {name for report in engine.reports for name in report.learning or ()}
+    learning = getattr(env, "learning_wrappers", ())  # custom vector envs lack the attribute
+    names = {name for each in learning for name in each or ()}
     for wrapper in _wrappers(env):
         if isinstance(wrapper, HasTransforms):
             own = [each for each in wrapper.transform if isinstance(each, Freezable) and not each.frozen]
@@ -144,7 +145,3 @@ def _wrappers(env: Any) -> list[Any]:
         found.append(env)
         env = env.venv
     return found
-
-
-def _base(env: Any) -> Any:
-    return _wrappers(env)[-1].venv if isinstance(env, VectorEnvWrapper) else env

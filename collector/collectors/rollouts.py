@@ -19,7 +19,9 @@ from collector.policy.collector_policy import masks_in
 from collector.policy.policy_call import Policy
 from collector.policy.random_policy import masks_of
 from vecenv import DummyVectorEnv, nest
-from vecenv.extending import Leaf, at_least_one, common_layout, draw_action
+from vecenv.arguments import at_least_one
+from vecenv.layout import Leaf, common_layout
+from vecenv.random_actions import draw_action
 
 
 def rollout(

@@ -34,7 +34,9 @@ from collector.collectors.sync_loop import SyncLoop
 from collector.collectors.whole_episodes import EpisodeCollection, check_collect, render_hook
 from collector.episodes.episode import CollectStats, Ended
 from collector.policy.policy_call import ExplorationType, Policy
-from vecenv.extending import as_ids, at_least_one, check_send_and_recv, warn_caller
+from vecenv.arguments import as_ids, at_least_one
+from vecenv.errors import warn_caller
+from vecenv.wrappers import check_send_and_recv
 
 
 class SyncDataCollector(BaseCollector):

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from collector.device.tensors import torch
-from vecenv.extending import release_pool
+from vecenv.spinning_threads import release_pool
 
 _MULTIPLE = 4
 _ANY_REPRODUCIBLE = 2

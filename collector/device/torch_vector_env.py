@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from collector.device.tensors import Transfer, as_tensor, resolve_device, to_device, torch
 from vecenv import Partial, VectorEnvWrapper, nest
-from vecenv.extending import Leaf, common_layout
+from vecenv.layout import Leaf, common_layout
 from vecenv.nest import tensor_on_host
 from vecenv.transforms import TransformedVectorEnv
 

@@ -11,7 +11,7 @@ from collector.batch.rollout import RewardShape
 from collector.batch.step_extras import without_last
 from collector.episodes.seeds import read_pair
 from vecenv import nest
-from vecenv.extending import is_repeated
+from vecenv.errors import is_repeated
 
 
 class Episodes:

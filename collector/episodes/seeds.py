@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.extending import check_seed, whole
+from vecenv.arguments import check_seed, whole
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _WORD = np.uint64(0xD1B54A32D192ED03)

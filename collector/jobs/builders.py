@@ -21,7 +21,11 @@ from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code
 from collector.jobs.transform_statistics import freeze, from_json
 from collector.policy.keyed_noise import restored_generators
 from vecenv import transforms
-from vecenv.extending import VECTOR_ENVS, OneEnvPerProcess, RepeatProbe, find_spec, flat, retried_alone
+from vecenv.envs.gym_env import find_spec
+from vecenv.errors import OneEnvPerProcess
+from vecenv.transforms.compose import flat
+from vecenv.tuning.auto_backend import VECTOR_ENVS, retried_alone
+from vecenv.tuning.repeats import RepeatProbe
 
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
 """gymnasium's wrappers that carry statistics from one episode to the next."""

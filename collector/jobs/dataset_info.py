@@ -17,7 +17,7 @@ from collector.store import schema
 from collector.store.dataset import Dataset
 from collector.store.dataset_folder import check_extra, writing
 from collector.store.safe_folder import SafeFolder
-from vecenv.extending import Freezable
+from vecenv.transforms.transform import Freezable
 
 PICTURE = "returns.png"
 LARGEST_LINE = 4096

@@ -11,7 +11,7 @@ try:
 except ImportError as error:
     raise ImportError("collection jobs need msgspec: pip install 'vecenv[job]'") from error
 
-from vecenv.extending import VECTOR_ENVS
+from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 BUILT_IN_POLICIES = ("random", "mlp")
 DEFAULT_MODULES = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}

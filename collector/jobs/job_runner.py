@@ -35,7 +35,7 @@ from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import DummyVectorEnv
-from vecenv.extending import RayCluster, connect
+from vecenv.ray_cluster import RayCluster, connect
 
 Progress = Callable[[JobState], None]
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from collector.jobs.job import BUILT_IN_POLICIES, Call, Job, JobError
-from vecenv.extending import find_spec
+from vecenv.envs.gym_env import find_spec
 
 ATARI_MODULE = "ale_py:"
 """Prefix for the ids "ALE/...", which a job may name without a module."""

@@ -43,7 +43,7 @@ from collector.store.safe_folder import DatasetError
 from collector.store.shard_layout import row_layout
 from collector.store.writer import StoreWriter
 from vecenv import VectorEnvError, nest
-from vecenv.extending import Leaf, common_layout
+from vecenv.layout import Leaf, common_layout
 
 BATCH_BYTES = 64 * 2**20
 BATCH_STEPS = 64

@@ -40,7 +40,7 @@ from collector.store.dataset_folder import SHARDS, read_files, write_files
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
 from vecenv import DummyVectorEnv, RemoteTraceback, WorkerTimeoutError
-from vecenv.extending import (
+from vecenv.ray_cluster import (
     RayCluster,
     cause_of,
     dead_nodes,

@@ -27,7 +27,7 @@ from collector.store.dataset import Dataset
 from collector.store.dataset_folder import check_extra, writing
 from collector.store.safe_folder import SafeFolder
 from vecenv import ShmemVectorEnv, nest
-from vecenv.extending import cast_exactly
+from vecenv.nest import cast_exactly
 
 VIDEOS = "videos"
 FPS = 30

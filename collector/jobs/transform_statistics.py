@@ -22,7 +22,7 @@ from collector.store import schema
 from collector.store.dataset_folder import writing
 from collector.store.safe_folder import DatasetError, SafeFolder
 from vecenv import VectorEnvError
-from vecenv.extending import Freezable
+from vecenv.transforms.transform import Freezable
 
 KEPT = "statistics.json"
 ENVS = "envs"

@@ -18,8 +18,8 @@ from collector.policy.keyed_noise import restored_generators
 from collector.policy.policy_call import ExplorationType, PolicyCall
 from collector.policy.recurrent_state import RecurrentState
 from vecenv import nest
-from vecenv.extending import add_note, cast_exactly
-from vecenv.nest import as_array
+from vecenv.errors import add_note
+from vecenv.nest import as_array, cast_exactly
 
 OutputLayout = dict[str, RowLayout]
 

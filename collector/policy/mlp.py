@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.extending import check_count
+from vecenv.arguments import check_count
 
 try:
     import torch

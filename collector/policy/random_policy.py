@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from collector.policy.action_trees import action_layouts, action_parts, is_of_arrays
 from vecenv import nest
-from vecenv.extending import draw_action, mask_in
+from vecenv.random_actions import draw_action, mask_in
 
 
 class RandomPolicy:

@@ -18,7 +18,7 @@ from collector.store.safe_folder import DatasetError
 from collector.store.shard import Shards
 from collector.store.shard_layout import EpisodeLayout, check_spaces, pack
 from vecenv import nest
-from vecenv.extending import at_least_one, check_seed
+from vecenv.arguments import at_least_one, check_seed
 
 MEMORY = 2**28
 

@@ -17,16 +17,9 @@ from collector.store.recorder import EpisodeRecorder
 from collector.store.shard_layout import row_layout
 from collector.store.writer import StoreWriter
 from vecenv import BaseVectorEnv, RowWiseWrapper, nest
-from vecenv.extending import (
-    NativeClass,
-    as_autoreset,
-    as_ids,
-    at_least_one,
-    check_number,
-    is_repeated,
-    round_envs,
-    spread_seeds,
-)
+from vecenv.arguments import as_autoreset, as_ids, at_least_one, check_number, round_envs, spread_seeds
+from vecenv.envs.native_class import NativeClass
+from vecenv.errors import is_repeated
 from vecenv.nest import as_array
 
 ASYNC_METHODS = ("reset_async", "reset_wait", "step_async", "step_wait")
@@ -114,8 +107,7 @@ def _wrapper_of(
         return partial(RecordedVectorEnv, mode=AutoresetMode(mode), native=native), venv.num_envs, spaces
     if not hasattr(venv, "observation_space") or not hasattr(venv, "__len__"):
         raise TypeError(f"RecordEpisodes wraps vector envs of vecenv or gymnasium, got {venv!r}")
-    engine = getattr(venv, "engine", None)
-    if engine is not None and engine.results.splits:
+    if getattr(venv, "splits_obs", False):
         raise ValueError("RecordEpisodes takes Dict and Tuple observations stacked: make the venv with stack_obs=True")
     return RecordedEngine, len(venv), (venv.observation_space, venv.action_space)
 
@@ -293,7 +285,7 @@ class RecordedEngine(RowWiseWrapper):
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         try:
             columns = obs, rew, terminated, truncated
-            resets = self._reset_rows(info) if self._resets else None
+            resets = self.reset_rows(info)
             if resets is None:
                 self._record(columns, info)
             else:

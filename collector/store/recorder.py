@@ -18,8 +18,10 @@ from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import nest
-from vecenv.extending import Layout, add_note, batch_actions, cast_exactly
-from vecenv.nest import as_array
+from vecenv.actions import batch_actions
+from vecenv.errors import add_note
+from vecenv.layout import Layout
+from vecenv.nest import as_array, cast_exactly
 
 ROUNDS = 1024
 _BYTES = 2**24

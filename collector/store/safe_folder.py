@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vecenv.extending import path_of_descriptor
+from vecenv.portability import path_of_descriptor
 
 T = TypeVar("T")
 FILE, FOLDER = "file", "folder"

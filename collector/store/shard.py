@@ -21,7 +21,7 @@ from collector.store.manifest import MANIFEST, Manifest, file_name
 from collector.store.safe_folder import PARTIAL, DatasetError, SafeFolder
 from collector.store.schema import ShardLine
 from collector.store.shard_layout import batch_of, check_whole
-from vecenv.extending import UNTRACKED
+from vecenv.portability import UNTRACKED
 
 LARGEST_INFLATED = 2**32
 """Maximum bytes of a compressed shard before compression. Larger shards are not compressed."""

@@ -29,8 +29,9 @@ from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import STORED_DTYPES, LayoutLine
 from vecenv import nest
-from vecenv.extending import Layout as RowLayout
-from vecenv.extending import ObjectLeaf, common_layout, whole
+from vecenv.arguments import whole
+from vecenv.layout import Layout as RowLayout
+from vecenv.layout import ObjectLeaf, common_layout
 
 OF_EPISODES = {"episode": "<i8", "seed": "<i8", "env_id": "<i4"}
 END_COLUMNS = ("terminated", "truncated")

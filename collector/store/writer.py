@@ -30,7 +30,7 @@ from collector.store.schema import MAX_EXACT_INT, End, LayoutLine, Note, ShardLi
 from collector.store.shard import mismatch, write_shard
 from collector.store.shard_layout import EpisodeLayout, check_spaces, check_whole, columns_of_shard, in_shards, pack
 from vecenv import nest
-from vecenv.extending import check_mapping
+from vecenv.arguments import check_mapping
 
 _INTERRUPTED = "a commit was interrupted"
 MOST_EPISODES = 2**20

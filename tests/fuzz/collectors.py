@@ -20,7 +20,7 @@ from collector import AsyncDataCollector, EpisodeCutter, SyncDataCollector, acti
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import Scripted, Told, assert_same
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
-from vecenv.engine.arguments import seed_chain
+from vecenv.arguments import seed_chain
 
 N = 4
 BACKENDS = [DummyVectorEnv, DummyVectorEnv, ThreadVectorEnv, ShmemVectorEnv, SubprocVectorEnv]

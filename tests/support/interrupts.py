@@ -27,6 +27,8 @@ LOOKS = {
 
 CALL_INTRINSIC is left out. It ends generators that are garbage, and there an exception would only be a warning.
 """
+BEGIN_HANDLER = dis.opmap["PUSH_EXC_INFO"]
+"""First instruction of an `except` or `finally`. After an instruction that raises, Python looks for no signals."""
 HAS_MONITORING = sys.version_info >= (3, 12)
 TOOL = 4
 
@@ -107,11 +109,12 @@ class Interrupts:
             if code is None:
                 code = self._codes[frame.f_code] = frame.f_code.co_code
             before, self._last[frame] = self._last.get(frame), code[offset]
-            if code[offset] not in LOOKS and before not in LOOKS:
+            if code[offset] not in LOOKS and (before not in LOOKS or code[offset] == BEGIN_HANDLER):
                 return
         self.left -= 1
         if self.left == 0:
             self.raised += 1
+            self._last.clear()  # the handlers come next
             if self.later:
                 self.left = self.later.pop(0)
                 if not HAS_MONITORING:

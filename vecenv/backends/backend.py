@@ -13,9 +13,10 @@ from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import died_failure, one_of
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.infos import InfoColumns
-from vecenv.errors import WorkerDiedError
+from vecenv.errors import RESTARTS, WorkerDiedError, how_to_reset
+from vecenv.layout import Layout
 
 
 class Taken(NamedTuple):
@@ -220,7 +221,7 @@ def unreturned(env_id: int, block: Sequence[int], suspects: Sequence[int]) -> Wo
     )
     return WorkerDiedError(
         f"{subject} did not return from an interrupted call, so the worker of envs {list(block)} was ended; "
-        f"reset({env_id}) starts it again"
+        f"{how_to_reset(env_id, RESTARTS)}"
     )
 
 

@@ -16,10 +16,11 @@ from vecenv.backends.host.failure import Failure
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.ipc.waiting import SpinWait, fence
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.shared_memory import A_CALL, BUSY_NS, DOING, LINE, NOTHING
 from vecenv.backends.pool.worker_handle import Watched
 from vecenv.backends.worker.round_server import BlockRounds
+from vecenv.layout import Layout
 from vecenv.portability import IN_ORDER
 
 LOOKS = 200

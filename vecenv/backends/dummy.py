@@ -15,7 +15,8 @@ from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.host.own_process import hint_at_own_process, warn_of_shared_process
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
+from vecenv.layout import Layout
 
 
 class DummyBackend(Backend):

@@ -19,8 +19,9 @@ from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, copy_actions, m
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.host.row_writer import Extra, RowWriter
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena, Layout
-from vecenv.errors import WorkerDiedError
+from vecenv.backends.memory.arena import Arena
+from vecenv.errors import RESTARTS, WorkerDiedError, how_to_reset
+from vecenv.layout import Layout
 
 ENDED = (EOFError, ConnectionError, WorkerDiedError)
 REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "render", "close")
@@ -210,7 +211,7 @@ class EnvWorkerBackend(Backend):
             return
         reason = "" if error is None else f" ({describe(error)})"
         lost = self.lost[i] = WorkerDiedError(
-            f"env {i} is lost: its worker has ended{reason}; reset({i}) makes it usable again, with a new worker."
+            f"env {i} is lost: its worker has ended{reason}; {how_to_reset(i, RESTARTS)}"
         )
         lost.env_id, lost.env_ids = i, (i,)
 

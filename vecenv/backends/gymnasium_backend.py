@@ -26,8 +26,9 @@ from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, make_report
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import Extra, Final, copy_containers, fit, is_exact
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena, Layout, Leaf
+from vecenv.backends.memory.arena import Arena
 from vecenv.errors import ClosedError, EnvContractError, ObservationError
+from vecenv.layout import Layout, Leaf
 
 Infos = list[dict[str, Any]]
 FINAL_KEYS = [f"{mask}{key}" for key in ("final_obs", "final_observation", "final_info") for mask in ("", "_")]

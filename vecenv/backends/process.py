@@ -24,17 +24,18 @@ from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.ipc.serialization import dumps, dumps_by_value
 from vecenv.backends.ipc.waiting import fence
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.infos import InfoReader
 from vecenv.backends.memory.shared_memory import A_ROUND, BUSY_NS, DOING, ELSEWHERE, FRAMES, SENDING
-from vecenv.backends.pool.spinning_threads import SpinningThreads, is_enabled
 from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import WorkerHandle, suspects_of
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import RoundServer, advice
 from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerWarnings
+from vecenv.layout import Layout
 from vecenv.portability import IN_ORDER
+from vecenv.spinning_threads import SpinningThreads, is_enabled
 
 REVIEW_WAITS = 8
 
@@ -148,7 +149,7 @@ class ProcessBackend(Backend):
         pool = self.pool
         check_at, transport = self._watchdog.start(), self._transport
         try:
-            done = transport.sleeping(done)
+            transport.sleeping()
             while not done():
                 events = pool.events(check_at if deadline is None else min(check_at, deadline))
                 if pool.closing:  # by another thread or a signal handler

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
 from vecenv.backends.pool.ray_worker import RayPool, RayWorker
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.shmem import ShmemServer, ShmemTransport
 from vecenv.backends.subproc import SubprocServer, SubprocTransport
+from vecenv.layout import Layout
 
 
 class RayServer(ShmemServer):

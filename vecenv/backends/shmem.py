@@ -33,7 +33,7 @@ from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.messages import Channel, Frame, WorkerChannel
 from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.ipc.waiting import SpinWait, Wakeup, fence, wakeup_fds
-from vecenv.backends.memory.arena import Arena, Layout, arena_bytes, used_bytes
+from vecenv.backends.memory.arena import Arena, arena_bytes, used_bytes
 from vecenv.backends.memory.infos import InfoWriter
 from vecenv.backends.memory.shared_memory import FRAMES, Control, anonymous_file, reserve
 from vecenv.backends.pool.process_worker import ProcessPool
@@ -44,6 +44,7 @@ from vecenv.backends.system_limits import usable_cpus
 from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 from vecenv.backends.worker.worker_setup import WorkerArgs
+from vecenv.layout import Layout
 from vecenv.portability import IN_ORDER, allow_cpus, allowed_cpus, binds_to_cpus
 
 SHARED_SPINS = 50
@@ -257,14 +258,9 @@ class ShmemTransport(Transport):
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
         return last_wait < LONG_ROUND and self._looking.until(done)
 
-    def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
+    def sleeping(self) -> None:
         self._control.sleepers[self._parent] = 1
-
-        def fenced() -> bool:
-            fence()
-            return done()
-
-        return fenced
+        fence()
 
     def awake(self) -> None:
         self._control.sleepers[self._parent] = 0

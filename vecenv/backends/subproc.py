@@ -13,7 +13,7 @@ from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.messages import Channel, Frame
 from vecenv.backends.ipc.waiting import SpinWait
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.infos import InfoWriter
 from vecenv.backends.memory.shared_memory import DOING, SENDING
 from vecenv.backends.pool.process_worker import ProcessPool
@@ -22,6 +22,7 @@ from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import RoundServer, answer_of
+from vecenv.layout import Layout
 
 SPINS, WORKER_SPINS = 50, 100
 """Number of checks for a message before sleeping, by the parent and by a worker."""

@@ -27,12 +27,21 @@ from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, describe, died_failure
 from vecenv.backends.host.own_process import hint_at_own_process, warn_of_shared_process
 from vecenv.backends.ipc.waiting import SpinWait, fence
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
 from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import Reason, suspects_of
 from vecenv.backends.system_limits import blocks_of, default_num_workers, usable_cpus
 from vecenv.backends.worker.round_server import advice
-from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerDiedError, WorkerTimeoutError, WorkerWarnings
+from vecenv.errors import (
+    CLOSED_MEANWHILE,
+    RESTARTS,
+    ClosedError,
+    WorkerDiedError,
+    WorkerTimeoutError,
+    WorkerWarnings,
+    how_to_reset,
+)
+from vecenv.layout import Layout
 from vecenv.portability import IN_ORDER
 
 LONGEST_SLEEP = 60.0
@@ -272,7 +281,7 @@ class ThreadBackend(Backend):
                     call.found.setdefault(i, died_failure(i, call.op, error))
 
     def _end(self, block: BlockThread, reason: str) -> None:
-        self._lose(block, lambda i: WorkerDiedError(f"env {i} is lost: {reason}; reset({i}) starts it again."))
+        self._lose(block, lambda i: WorkerDiedError(f"env {i} is lost: {reason}; {how_to_reset(i, RESTARTS)}."))
 
     def _note_ends(self) -> None:
         while self._ended:

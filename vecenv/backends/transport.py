@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.worker.round_server import RoundServer
+from vecenv.layout import Layout
 
 
 class Transport(ABC):
@@ -40,9 +41,8 @@ class Transport(ABC):
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
         """Busy-wait, and return `done()`. May return False without a wait if `last_wait` (seconds) was long."""
 
-    def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
-        """Prepare the parent to sleep. Return the function to check in place of `done`."""
-        return done
+    def sleeping(self) -> None:  # noqa: B027
+        """Prepare the parent to sleep, before it checks for results once more."""
 
     def awake(self) -> None:  # noqa: B027
         """Undo `sleeping`."""

@@ -12,31 +12,28 @@ An env is in flight from the start of its operation until the caller gets the re
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from time import perf_counter
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from vecenv import nest
+from vecenv.actions import Actions
+from vecenv.arguments import as_autoreset, check_spaces_equal, reset_arguments, reset_rows
 from vecenv.backends.backend import NO_EXTRAS, Backend, Taken
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Layout, Leaf, common_layout
-from vecenv.backends.memory.shared_state import free_stale_locks, holds
 from vecenv.engine import lifetime
-from vecenv.engine.actions import Actions
-from vecenv.engine.arguments import as_autoreset, check_spaces_equal, reset_arguments, reset_rows
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.lifetime import Lifetime
-from vecenv.engine.mark import SIGNAL, Mark, is_one_call, sets_mark
+from vecenv.engine.mark import BROKEN, RECOVERY_TIMEOUT, Mark, is_one_call
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.results import Form, Results, Statistics
 from vecenv.engine.status import EnvStatus
-from vecenv.errors import ClosedError, ConcurrentCallError
+from vecenv.errors import ClosedError
+from vecenv.layout import Layout, Leaf, common_layout
 from vecenv.spaces import separate_generators
 
 NO_ARGUMENTS: dict[str, Any] = {}
@@ -68,6 +65,7 @@ class Engine:
         check_actions: bool = False,
         name: str = "Engine",
         warns: bool = True,
+        mark: Mark | None = None,
     ) -> None:
         n = self.env_num = len(env_fns)
         self.wait_num = n if wait_num is None else wait_num
@@ -75,7 +73,8 @@ class Engine:
         self.is_async = self.wait_num != n or timeout is not None
         self.closed, self.usable = False, True
         self._name, self.backend = name, backend
-        self.mark = Mark()
+        self.mark = Mark() if mark is None else mark
+        self.mark.owner, self.mark.closed = 0, None
         self.recovery = Recovery(backend, on_error, max_restarts, self.mark)
         self._absorbs = self.recovery.absorbs
         layout = self._open(env_fns, num_workers, check_spaces, warns)
@@ -115,14 +114,11 @@ class Engine:
             raise
         return layout
 
-    @sets_mark
     def exchange(self, action: Any, reset: Any = None, autoreset: Any = False, form: Form | None = None) -> Any:
         """Step all envs, but reset the envs in `reset`. `form` (default: `Results.rows`) builds the returned batch."""
         mark = self.mark
-        if holds:
-            free_stale_locks(sys._getframe(1))
-        if mark.is_set:
-            self.recover(sys._getframe(1))
+        if mark.owner:
+            self.refuse()
         begin = perf_counter()
         try:
             plain = self._start_steps(None, action, reset, autoreset, NO_ARGUMENTS)
@@ -136,10 +132,12 @@ class Engine:
             statistics.wait_seconds += waited
             statistics.call_seconds += seconds
             statistics.round_seconds.append(seconds)
+            mark.owner = 0
         except BaseException as error:
-            mark.record_error(error)
+            if mark.owner:
+                mark.owner = BROKEN
+            self.explain(error)
             raise
-        mark.is_set = False
         return rows
 
     @is_one_call
@@ -147,21 +145,31 @@ class Engine:
         self._send(action, ids, reset, autoreset, kwargs)
         return self._receive(False)
 
-    @is_one_call
     def send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
         """Check and start steps of the envs `ids` (`None`: all), or resets if `action` is None.
 
         `kwargs` are arguments of the envs' `reset`.
         """
-        self._send(action, ids, reset, autoreset, kwargs)
+        if action is None and ids is None:
+            self.recover()
+        self._send_alone(action, ids, reset, autoreset, kwargs)
+
+    @is_one_call
+    def _send_alone(self, *arguments: Any) -> None:
+        self._send(*arguments)
 
     @is_one_call
     def receive(self, by_id: bool = False) -> Any:
         return self._receive(by_id)
 
-    @is_one_call
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
         """Reset the envs `ids` (`None`: all), and return (obs, info). Wait for all these envs, even with `wait_num`."""
+        if ids is None:
+            self.recover()
+        return self._reset(ids, kwargs)
+
+    @is_one_call
+    def _reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
         self.check_open()
         asked = self.all_ids if ids is None else ids.tolist()
         self._start_resets(ids, kwargs)
@@ -173,27 +181,34 @@ class Engine:
     def wait_for_all(self, deadline: float | None) -> bool:
         """Wait until `deadline` for all envs in flight. Return True if all have answered."""
         done = self.status.enough(self.status.in_flight)
-        self._set_mark(self.status.waiting_ids)
+        self.mark.owner = get_ident()
         self._wait(done, deadline)
         return done()
 
-    def _set_mark(self, ids: Collection[int]) -> None:
-        """Mark a call on the envs `ids` as running. Call this after all checks and before the first change."""
-        mark = self.mark
-        mark.ids, mark.is_set = ids, get_ident()
-
-    def abandon(self, error: BaseException | None, asked: Sequence[int] = ()) -> None:
-        """Set the mark after an exception in a wrapper or facade. Envs in flight and envs `asked` then need a reset."""
-        if not self.closed and not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
-            mark = self.mark
-            mark.ids = {*(mark.ids if mark.is_set else ()), *asked}
-            mark.cause = SIGNAL if error is None else type(error).__name__
-            mark.is_set = True
-
-    def recover(self, caller: FrameType) -> None:
-        """Recover from an interrupted call. `caller`: frame that called the public method."""
+    def recover(self) -> None:
+        """After an interrupted call, discard all results in flight. All envs then need a reset."""
         self.check_open()
-        self.status.recover(caller)
+        mark = self.mark
+        if mark.owner != BROKEN:
+            return
+        try:
+            mark.owner = get_ident()
+            self.backend.resynchronise(time.monotonic() + RECOVERY_TIMEOUT)
+            self.status.rounds_in_flight = []
+            self.recovery.record_interrupted(self.all_ids)
+            mark.owner = 0
+        except BaseException:
+            mark.owner = BROKEN
+            raise
+
+    def refuse(self) -> None:
+        """Raise the error of a call while `mark.owner` is set."""
+        self.check_open()
+        self.status.refuse()
+
+    def explain(self, error: BaseException) -> None:
+        """Change the error of a call, or add a note, once `mark.owner` is stored."""
+        self.mark.explain(error, lambda: self.status.unanswered_ids())
 
     def _send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
         begin = perf_counter()
@@ -211,14 +226,14 @@ class Engine:
         ids: np.ndarray | None = None
         if len(status.rounds_in_flight) == 1 and status.rounds_in_flight[0] is None and not self.is_async:
             asked = self.all_ids
-            self._set_mark(asked)
+            self.mark.owner = get_ident()
             self._wait(status.all_answered, None)
             self.status.rounds_in_flight = []
         else:
             in_flight = status.in_flight
             if in_flight == 0:
                 raise RuntimeError("step(None): no step is in flight; call step(action) or send(action) first")
-            self._set_mark(status.waiting_ids)
+            self.mark.owner = get_ident()
             need = min(self.wait_num, in_flight) if self.is_async else in_flight
             self._wait(status.enough(need), None if self.timeout is None else time.monotonic() + self.timeout)
             if self.is_async and not (one := status.enough(1))():
@@ -252,9 +267,9 @@ class Engine:
         if not plain:
             self.check_open()
             if self._saw_end:
-                self._set_mark(())
+                self.mark.owner = get_ident()
                 self.backend.wait(None, None)
-                self._saw_end = self.mark.is_set = False
+                self._saw_end, self.mark.owner = False, 0
             asked = self.all_ids if ids is None else ids.tolist()
             action = self.actions.batch(action, asked, resets)
             self.status.check_steps(ids, resets)
@@ -272,13 +287,12 @@ class Engine:
         elif kwargs and reset is None:
             raise TypeError(f"got {sorted(kwargs)}, which only resets use, but no ids to reset; pass them as reset=ids")
         if plain:
-            self.mark.ids = self.all_ids
-            self.mark.is_set = get_ident()
+            self.mark.owner = get_ident()
             self.arena.action[...] = action
         else:
             is_list = action.__class__ is list
             encoded = self.backend.encode(asked, ops, None if is_list else action, encoded)
-            self._set_mark(asked)
+            self.mark.owner = get_ident()
             if not is_list:
                 nest.put(self.arena.action, ... if ids is None else ids, action)
         if args:
@@ -311,7 +325,7 @@ class Engine:
         args = reset_arguments(asked, kwargs)
         op = opcodes.RESET_KWARGS if kwargs else opcodes.RESET
         encoded = self.backend.encode(asked, op, None, args if kwargs else NO_ARGUMENTS)  # type: ignore[arg-type]
-        self._set_mark(asked)
+        self.mark.owner = get_ident()
         self.backend.wait(None, None)  # records workers that died while idle, for `restart_lost`
         self._begin_resets(args)
         self._start(ids, op, encoded)
@@ -375,7 +389,7 @@ class Engine:
         self.mark.closed = f"Methods of {self._name} cannot be called after close."
         self.closed, self.usable = True, False
         try:
-            if self.mark.is_set:  # another thread may be in a call
+            if self.mark.owner:  # another thread may be in a call
                 self.backend.end_wait()
                 self.mark.await_end(lifetime.CALL_TIMEOUT)
             self.lifetime.close()

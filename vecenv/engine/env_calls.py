@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -22,7 +23,8 @@ class EnvCalls:
         self, backend: Backend, recovery: Recovery, reports: Sequence[EnvReport], status: EnvStatus, mark: Mark
     ) -> None:
         self._backend, self._recovery, self._reports, self._status = backend, recovery, reports, status
-        self.mark, self.recover = mark, status.recover
+        self.mark, self.refuse = mark, status.refuse
+        self.explain = partial(mark.explain, unanswered=status.unanswered_ids)
 
     @is_one_call
     def start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
@@ -30,7 +32,7 @@ class EnvCalls:
 
     @is_one_call
     def wait(self, call: EnvCall, deadline: float | None) -> bool:
-        self._set_mark(call)
+        self.mark.owner = get_ident()
         self._backend.wait(call.done, deadline)
         return call.done()
 
@@ -50,18 +52,17 @@ class EnvCalls:
             for i in asked:
                 if i in self._backend.lost:
                     self._recovery.check(i)
-        self.mark.ids = asked
-        self.mark.is_set = get_ident()
+        self.mark.owner = get_ident()
         try:
             return self._backend.call(asked, op, args)
         except (TypeError, ValueError):  # the arguments cannot be sent, so no worker got a message
-            self.mark.is_set = False
+            self.mark.owner = 0
             raise
 
     def _finish(self, call: EnvCall) -> list[Any]:
         if call.discarded:
             raise VectorEnvError(f"an interrupted call has discarded the pending call ({call.op}); make it again")
-        self._set_mark(call)
+        self.mark.owner = get_ident()
         if not call.done():
             self._backend.wait(call.done, None)
         values = call.values()
@@ -69,13 +70,9 @@ class EnvCalls:
         for value in values:
             if isinstance(value, Failure):
                 error = self._recovery.exception_of(value)
-                self.mark.is_set = False
+                self.mark.owner = 0
                 raise error
         return values
-
-    def _set_mark(self, call: EnvCall) -> None:
-        self.mark.ids = call.ids
-        self.mark.is_set = get_ident()
 
     @is_one_call
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:
@@ -129,6 +126,17 @@ class EngineProperties:
     observation_space = reported("observation_space", "Observation space of each env, or None.")
     metadata = reported("metadata", "Metadata of each env.")
     spec = reported("spec", "Spec of each env (gymnasium's), or None.")
+
+    learning_wrappers = reported(
+        "learning", "Names of each env's wrappers and transforms that updated statistics when it was made, or None."
+    )
+
+    @property
+    def splits_obs(self: Any) -> bool:
+        """True if observations come as an object array of dicts or tuples, because of `stack_obs=False`."""
+        self.engine.check_open()
+        splits: bool = self.engine.results.splits
+        return splits
 
     @property
     def reward_range(self: Any) -> list[Any]:

@@ -13,24 +13,15 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.backend import Backend
-from vecenv.backends.host.failure import Failure, add_note, died_failure
+from vecenv.backends.host.failure import Failure, died_failure
 from vecenv.backends.host.row_writer import Extra, Final
 from vecenv.backends.ipc import opcodes
 from vecenv.engine.mark import Mark
-from vecenv.errors import VectorEnvError, is_bystander
+from vecenv.errors import VectorEnvError, add_note, how_to_reset, is_bystander
 
 WINDOW = 60.0
 logger = logging.getLogger("vecenv")
 logger.addHandler(logging.NullHandler())
-
-
-def is_repeated(info: Mapping[str, Any]) -> bool:
-    """Return True if on_error="restart" made `info` or its `final_info` for a failed step.
-
-    Such a step repeats the previous observation.
-    """
-    last = info.get("final_info", info)
-    return isinstance(last, Mapping) and last.get("restarted") is True and "error" in last
 
 
 class Recovery:
@@ -67,15 +58,13 @@ class Recovery:
             for i in lost:
                 self.errors[i] = self._backend.lost[i]
 
-    def record_interrupted(self, ids: Iterable[int], cause: str) -> None:
-        """Record that these envs need a reset. `cause` names the exception that interrupted a call."""
+    def record_interrupted(self, ids: list[int]) -> None:
+        """Record that these envs need a reset after an interrupted call."""
         self.resets, self.rows = {}, {}
-        self.restore_observations(list(ids))
+        self.restore_observations(ids)
         for i in ids:
-            self.errors[i] = VectorEnvError(
-                f"env {i} was in a call that {cause} interrupted, and its result was discarded; "
-                f"reset({i}) makes it usable again"
-            )
+            reason = f"env {i} has not been reset since a call was interrupted"
+            self.errors[i] = VectorEnvError(f"{reason}; {how_to_reset(i)}")
 
     def exception_of(self, failure: Failure) -> BaseException:
         pid = next((worker.pid for worker in self._backend.workers if failure.env_id in worker.ids), None)
@@ -90,9 +79,7 @@ class Recovery:
             first, trace = self._traces.get(i, (None, None))
             if first is not error:
                 self._traces[i] = error, (trace := error.__traceback__)
-                add_note(
-                    error, f"env {i} failed in an earlier call and was not stepped: reset({i}) makes it usable again"
-                )
+                add_note(error, f"env {i} failed in an earlier call and was not stepped: {how_to_reset(i)}")
             raise error.with_traceback(trace)
 
     def restart_lost(self, asked: Iterable[int]) -> None:
@@ -106,7 +93,7 @@ class Recovery:
                 except Exception as error:
                     if not self._may_absorb(i):
                         self._add_budget_note(i, error)
-                        self.mark.is_set = False
+                        self.mark.owner = 0
                         raise
 
     def discard_errors(self, asked: Iterable[int]) -> None:
@@ -241,5 +228,5 @@ class Recovery:
                 error,
                 f"env {i} had already failed {self._max_restarts} times within a minute "
                 f"(max_restarts={self._max_restarts}), so this failure is raised in spite of "
-                f'on_error="restart"; reset({i}) makes the env usable again',
+                f'on_error="restart"; {how_to_reset(i)}',
             )

@@ -15,10 +15,11 @@ from vecenv.backends.backend import NO_EXTRAS, Taken, WorkerInfo
 from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import NO_EXTRA, Extra, Final, wrong_reward_shape
-from vecenv.backends.memory.arena import Arena, Layout, ObjectLeaf
+from vecenv.backends.memory.arena import Arena
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.status import EnvStatus
 from vecenv.errors import Partial, is_bystander
+from vecenv.layout import Layout, ObjectLeaf
 
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
@@ -189,7 +190,7 @@ class Results:
         errors = self._recovery.errors
         first = min(failed, key=lambda i: (is_bystander(errors[i]), i))
         errors[first].partial = partial  # type: ignore[attr-defined]
-        self._recovery.mark.is_set = False
+        self._recovery.mark.owner = 0
         raise errors[first]
 
 

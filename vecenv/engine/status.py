@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,7 @@ import numpy as np
 from vecenv.backends.backend import Backend, Taken
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
-from vecenv.engine.mark import RECOVERY_TIMEOUT, SIGNAL, Mark, concurrent_call
+from vecenv.engine.mark import BROKEN, Mark
 from vecenv.engine.recovery import Recovery
 
 
@@ -46,28 +43,16 @@ class EnvStatus:
 
     @property
     def was_interrupted(self) -> bool:
-        return bool(self._mark.is_set) and not self._mark.is_in_use(sys._getframe(1))
+        return self._mark.owner == BROKEN
 
-    @property
-    def interrupted_ids(self) -> list[int]:
-        return sorted({*self._mark.ids, *self._busy_ids()})
+    def refuse(self) -> None:
+        """Raise the error of a call during a call of a different thread, or after an interrupted call."""
+        busy = self._busy_ids()
+        self._mark.refuse(f"env {busy[0]} is still stepping" if busy else "has not ended")
 
-    def recover(self, caller: FrameType) -> None:
-        """Discard results in flight, and clear the mark. Envs in flight or in the interrupted call then need a reset.
-
-        Raises ConcurrentCallError if the marked call still runs. If `recover` is interrupted, the mark stays set.
-        """
-        mark = self._mark
-        if not mark.is_set:  # a call of another thread has ended meanwhile
-            return
-        if mark.is_in_use(caller):
-            busy = self._busy_ids()
-            raise concurrent_call(f"env {busy[0]} is still stepping" if busy else "has not ended")
-        mark.ids = self.interrupted_ids
-        self._backend.resynchronise(time.monotonic() + RECOVERY_TIMEOUT)
-        self._recovery.record_interrupted(mark.ids, mark.cause)
-        self.rounds_in_flight = []
-        mark.is_set, mark.cause = False, SIGNAL
+    def unanswered_ids(self) -> list[int]:
+        raw = self.bytes.tobytes()
+        return [i for i in self.all_ids if opcodes.IDLE < raw[i] < opcodes.DONE]
 
     def enough(self, need: int) -> Callable[[], bool]:
         status, all_done = self.bytes, self._all_done
@@ -96,7 +81,7 @@ class EnvStatus:
     @property
     def failed_ids(self) -> list[int]:
         if self.was_interrupted:
-            return sorted({*self._recovery.errors, *self.interrupted_ids})
+            return list(self.all_ids)
         waiting = self.waiting_ids
         return [i for i in sorted(self._recovery.errors) if i not in waiting]
 

@@ -9,9 +9,9 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.backends.memory.arena import Leaf, space_tree
-from vecenv.engine.actions import batch_actions, cast_numbers, is_sample, rows_of_objects
+from vecenv.actions import batch_actions, cast_numbers, is_sample, rows_of_objects
 from vecenv.errors import EnvContractError
+from vecenv.layout import Leaf, space_tree
 
 MASK = "action_mask"
 _API_NAMES = {"aec": ("an AECEnv", "AECVectorEnv or PettingZooEnv"), "parallel": ("a ParallelEnv", "ParallelVectorEnv")}

@@ -10,7 +10,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from vecenv.engine.arguments import check_count
+from vecenv.arguments import check_count
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
 from vecenv.nest import object_array
 

@@ -11,9 +11,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
+from vecenv.arguments import check_count
 from vecenv.base import BaseVectorEnv
 from vecenv.creator import EnvCreator, Kwargs
-from vecenv.engine.arguments import check_count
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv
 
 CreateEnvFn = Callable[..., Any] | Sequence[Callable[..., Any]]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vecenv.arguments import check_count, check_mapping
 from vecenv.backends.gymnasium_backend import library_makes_env
 from vecenv.backends.pool_backend import PoolBackend, quiet_spaces
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import check_count, check_mapping
 
 _POOL_PARTS = ("config", "observation_space", "action_space", "_state_keys", "_send", "_recv", "_reset")
 

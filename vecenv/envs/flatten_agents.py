@@ -10,10 +10,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import nest
-from vecenv.backends.memory.arena import space_tree
 from vecenv.envs.agent_spaces import is_arrays
 from vecenv.envs.gymnasium_arguments import as_seeds, split_options
 from vecenv.envs.pettingzoo_vector import ParallelVectorEnv
+from vecenv.layout import space_tree
 
 
 def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_in_obs: bool = False) -> FlattenedAgents:

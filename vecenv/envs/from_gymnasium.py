@@ -8,10 +8,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
 from vecenv.backends.gymnasium_backend import GymnasiumBackend, library_makes_env
-from vecenv.backends.memory.arena import Leaf, common_layout
 from vecenv.base import BaseVectorEnv
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
 from vecenv.envs.native_class import ASYNC, NativeClass
+from vecenv.layout import Leaf, common_layout
 
 
 def from_gymnasium(

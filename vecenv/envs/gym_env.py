@@ -17,8 +17,8 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 from gymnasium.utils import RecordConstructorArgs
 
+from vecenv.arguments import check_count, check_mapping
 from vecenv.backends.host.env_access import render_in_turn
-from vecenv.engine.arguments import check_count, check_mapping
 
 Env = gymnasium.Env[Any, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.engine.arguments import check_seed, spread_seeds
+from vecenv.arguments import check_seed, spread_seeds
 
 
 def as_autoreset_mode(mode: Any) -> AutoresetMode:

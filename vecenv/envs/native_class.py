@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.engine.arguments import spread_seeds
+from vecenv.arguments import spread_seeds
 from vecenv.errors import EnvContractError
 
 ASYNC = "gymnasium.vector.async_vector_env.AsyncVectorEnv"

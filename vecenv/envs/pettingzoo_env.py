@@ -23,9 +23,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.backends.memory.arena import space_tree
 from vecenv.envs.agent_spaces import AgentSpaces, make_pettingzoo, zeros
 from vecenv.errors import EnvContractError
+from vecenv.layout import space_tree
 
 PER_AGENT = ("rewards", "terminated", "truncated", "active", "alive")
 """Entries of an observation that are arrays (num_agents,)."""

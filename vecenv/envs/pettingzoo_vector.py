@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import get_ident
 from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
+from vecenv.arguments import as_ids, check_env_fns, check_options, resolve_env_fns, spread_seeds
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import as_ids, check_env_fns, check_options, resolve_env_fns, spread_seeds
-from vecenv.engine.mark import LayerMark, sets_mark
+from vecenv.engine.mark import Layer, is_layer_call, mark_of
 from vecenv.envs.agent_spaces import AgentActions, common_spaces, make_pettingzoo
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
 from vecenv.envs.pettingzoo_env import PER_AGENT, AECRows, ParallelRows
@@ -32,7 +30,7 @@ RowsT = TypeVar("RowsT")
 MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
-class MultiAgentVectorEnv(LayerMark):
+class MultiAgentVectorEnv(Layer):
     """Base class of ParallelVectorEnv and AECVectorEnv. `venv` hosts PettingZoo's envs in `rows_class` objects."""
 
     rows_class: type[ParallelRows | AECRows]
@@ -60,6 +58,7 @@ class MultiAgentVectorEnv(LayerMark):
             env_fns = [partial(make_pettingzoo, kind, fn) if isinstance(fn, str) else fn for fn in env_fns]
         fns = [partial(self.rows_class, fn, possible_agents) for fn in resolve_env_fns(check_env_fns(env_fns))]
         self.venv = make(fns, strict=True, **options)
+        self.mark = mark_of(self.venv)
         try:
             self.agent_spaces = copy.deepcopy(common_spaces(self.venv.get_env_attr("agent_spaces")))
         except BaseException:
@@ -85,7 +84,7 @@ class MultiAgentVectorEnv(LayerMark):
         """Return the action space of an agent. `seed` seeds this space too."""
         return self.agent_spaces.action[agent]
 
-    @sets_mark
+    @is_layer_call
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode in the envs `id` (default: all). Return (obs, infos), with rows in the order of `id`.
 
@@ -93,19 +92,20 @@ class MultiAgentVectorEnv(LayerMark):
         env's worker has ended, a new worker starts. Raises RuntimeError if an env is stepping.
         """
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
-        if self._in_call is not None:
-            self._recover(sys._getframe(1))
 
         def reset() -> tuple[Any, dict[str, Any]]:
             raw, info = self.venv.reset(id, **given)
             obs, _, _, _, infos = self._results(raw, self._record_rows(raw, info))
             return obs, infos
 
-        return self._call(range(self.num_envs) if id is None else as_ids(id, self.num_envs).tolist(), reset)
+        return self._call(reset)
 
+    @is_layer_call
     def step(self, actions: Any, id: Any = None) -> MultiAgentStep:
         """Step the envs `id` (default: all). If `actions` is `None`, only call `recv`."""
-        return self.recv() if actions is None else self._run_both(lambda: self.send(actions, id), self.recv)
+        if actions is not None:
+            self.send(actions, id)
+        return self.recv()
 
     def send(self, actions: Any, id: Any = None) -> None:
         """Check the actions and start the step of the envs `id`, without waiting."""
@@ -115,15 +115,13 @@ class MultiAgentVectorEnv(LayerMark):
         over = () if self.autoreset_mode == AutoresetMode.DISABLED else ids[self._done[ids]]
         self.venv.send(batch, None if id is None else ids, reset=over if len(over) else None)
 
-    @sets_mark
+    @is_layer_call
     def recv(self) -> MultiAgentStep:
         """Return the results of all stepping envs. With `wait_num` or `timeout`, `recv` waits for fewer envs.
 
         Raises RuntimeError if no env is stepping.
         """
-        if self._in_call is not None and (self._in_call or self._caller != get_ident()):
-            self._recover(sys._getframe(1))
-        return self._call(self.venv.waiting_id, self._recv)
+        return self._call(self._recv)
 
     def _recv(self) -> MultiAgentStep:
         raw, _, terminated, truncated, info = self.venv.recv()
@@ -132,35 +130,18 @@ class MultiAgentVectorEnv(LayerMark):
             self._reset_done(raw, infos)
         return self._results(raw, infos)
 
-    def _call(self, asked: Sequence[int], call: Callable[[], RowsT]) -> RowsT:
-        """Run `call`, which steps or resets the envs `asked`. Convert an error's `partial` to results of agents.
-
-        After an interrupt, these envs need a reset, because their masks and flags may be outdated.
-        """
-        self._caller = get_ident()
-        outer, self._in_call = self._in_call, asked  # `outer` is () if `step` runs this call
+    def _call(self, call: Callable[[], RowsT]) -> RowsT:
+        """Run `call`, which steps or resets envs. Convert an error's `partial` to results of agents."""
         try:
-            try:
-                rows = call()
-            except Exception as error:
-                if not self.venv.is_closed:
-                    self._actions.discard(self.venv.failed_id)
-                if isinstance(partial := getattr(error, "partial", None), Partial):
-                    infos = self._record_rows(partial.obs, partial.info, partial.terminated, partial.truncated)
-                    results = self._results(partial.obs, infos)
-                    error.partial = Partial(partial.env_id, *results)  # type: ignore[attr-defined]
-                raise
-        except BaseException as error:
-            self._record_error(error)
+            return call()
+        except Exception as error:
+            if not self.venv.is_closed:
+                self._actions.discard(self.venv.failed_id)
+            if isinstance(partial := getattr(error, "partial", None), Partial):
+                infos = self._record_rows(partial.obs, partial.info, partial.terminated, partial.truncated)
+                results = self._results(partial.obs, infos)
+                error.partial = Partial(partial.env_id, *results)  # type: ignore[attr-defined]
             raise
-        self._in_call = outer
-        return rows
-
-    def _abandon(self, error: BaseException | None) -> None:
-        if (asked := self._in_call) is not None:
-            self.venv.engine.abandon(error, asked)
-            self._actions.discard(asked)
-            self._in_call = None
 
     def _record_rows(
         self, raw: Any, info: np.ndarray, terminated: Any = False, truncated: Any = False

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import multiprocessing
-import sys
 import time
-from collections.abc import Callable
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -17,7 +13,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import VectorEnv
 
 from vecenv.engine.engine import Engine
-from vecenv.engine.mark import LayerMark, Result, sets_mark
+from vecenv.engine.mark import Layer
 from vecenv.facades.driver import Driver
 
 RESET, STEP, CALL = "reset", "step", "call"
@@ -34,30 +30,7 @@ def as_deadline(timeout: Any) -> float | None:
     return time.monotonic() + float(timeout)
 
 
-HALF = "half"
-
-
-def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate a call or half of a call (`x_async`, `x_wait`). First recover from an interrupted call."""
-
-    @functools.wraps(method)
-    def half(self: Any, *args: Any, **kwargs: Any) -> Result:
-        if self._in_call is not None and (self._in_call or self._caller != get_ident()):
-            self._recover(sys._getframe(1))
-        self._caller = get_ident()
-        outer, self._in_call = self._in_call, HALF
-        try:
-            result = method(self, *args, **kwargs)
-        except BaseException as error:
-            self._record_error(error)
-            raise
-        self._in_call = outer
-        return result
-
-    return sets_mark(half)
-
-
-class AsyncCalls(LayerMark, AnyVectorEnv):
+class AsyncCalls(Layer, AnyVectorEnv):
     """Base class of GymnasiumVectorEnv.
 
     Between `x_async` and the end of `x_wait`, calls except `close` raise the errors of gymnasium's AsyncVectorEnv.
@@ -99,6 +72,8 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+        if self.mark.owner:
+            self.mark.refuse()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call the method `name` of every env or of its wrappers, or return the attribute `name`.

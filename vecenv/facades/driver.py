@@ -11,8 +11,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
+from vecenv.arguments import check_options, next_seed
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
-from vecenv.engine.arguments import check_options, next_seed
 from vecenv.engine.results import Results, Step, StepById, copy_objects
 from vecenv.wrappers import VectorEnvWrapper, resets_in_step
 
@@ -43,6 +43,7 @@ class Driver:
         self.use_engine()
         engine = getattr(venv, "engine", None)
         self.has_views = engine is not None and not engine.results.copies
+        self.hosts_here = engine is not None and engine.backend.hosts_here
         self.autoresets = resets_in_step(venv)
         """True if a step can also reset ended envs."""
         self._receives = overrides_nothing(venv, "recv")
@@ -56,6 +57,11 @@ class Driver:
         if engine is not None and not engine.closed:
             engine.actions.casts = engine.backend.copies = False
             engine.results.repeats_objects |= self._repeats_objects
+
+    @property
+    def processes(self) -> list[Any]:
+        processes: list[Any] = self._venv.engine.backend.processes
+        return processes
 
     def step(self, actions: Any, autoreset: bool) -> StepById:
         if self.engine is not None:

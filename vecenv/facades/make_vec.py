@@ -18,8 +18,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from vecenv import venvs
+from vecenv.arguments import check_count, check_env_fns, option_meant
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import check_count, check_env_fns, option_meant
 from vecenv.envs.gym_env import find_spec
 from vecenv.facades.async_calls import AnyVectorEnv
 from vecenv.facades.driver import check_facade_options
@@ -137,8 +137,7 @@ class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     @property
     def processes(self) -> list[Any]:
         """Worker processes, each with one or more envs."""
-        processes: list[Any] = self.venv.engine.backend.processes
-        return processes
+        return self._driver.processes
 
     @property
     def observations(self) -> Any:

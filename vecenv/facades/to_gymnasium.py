@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,11 @@ from gymnasium.vector import AutoresetMode
 from vecenv import nest
 from vecenv.engine.engine import Engine
 from vecenv.engine.lifetime import NotStarted
-from vecenv.engine.mark import sets_mark
+from vecenv.engine.mark import BROKEN, is_layer_call, mark_of
 from vecenv.engine.results import StepById
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
 from vecenv.errors import Partial
-from vecenv.facades.async_calls import HALF, RESET, STEP, AnyVectorEnv, AsyncCalls, as_deadline, is_half
+from vecenv.facades.async_calls import RESET, STEP, AnyVectorEnv, AsyncCalls, as_deadline
 from vecenv.facades.batched_spaces import (
     action_spaces,
     check_observation_mode,
@@ -113,6 +111,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         )
         self.action_space, self.single_action_space = action_spaces(venv.action_space)
         self.venv = venv  # after all checks, because `close` also closes `self.venv`
+        self.mark = mark_of(venv)
         self._driver = Driver(venv, copy, repeats_objects=True)  # `latest_obs` repeats earlier objects
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
@@ -138,28 +137,33 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         """Step that ended episodes in SAME_STEP mode, until the reset of its envs."""
         self._pending = self._called = None
 
+    @is_layer_call
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or the envs of `options["reset_mask"]` (bool, (n,)). Return (obs of all envs, infos).
 
         With `seed=s`, env i gets the seed s + i. A list has a seed or `None` per env. The envs get the other options.
         Raises TypeError or ValueError for bad arguments before any env is reset.
         """
-        return self._run_both(lambda: self.reset_async(seed, options), self.reset_wait)
+        self.reset_async(seed, options)
+        return self.reset_wait()
 
-    @is_half
+    @is_layer_call
     def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
         """Start a reset without waiting."""
+        mask, others = split_options(options, self.num_envs)
+        if mask is None and self.mark.owner == BROKEN:
+            self.venv.engine.recover()
+            self._pending = self._ended = self._called = None
         self._check_can_start("reset_async")
         self._driver.use_engine()
         seeds = as_seeds(seed, self.num_envs)
-        mask, others = split_options(options, self.num_envs)
         if self.venv.waiting_id:
             self.venv.engine.status.check_idle(None)
         self._resetting = ids = self._ids if mask is None else np.flatnonzero(mask).tolist()
         given = None if seeds is None else [seeds[i] for i in ids]
         self._send(RESET, None, ids, list(ids), given, **({} if others is None else {"options": others}))
 
-    @is_half
+    @is_layer_call
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Return the results of `reset_async`. Raises `multiprocessing.TimeoutError` after `timeout` seconds.
 
@@ -181,7 +185,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             obs = nest.map(np.copy, obs)
         return self._joined(obs), batch_infos(infos, self.num_envs)
 
-    @sets_mark
+    @is_layer_call
     def step(self, actions: Any) -> GymnasiumStep:
         """Step all envs. Return (obs, rewards, terminations, truncations, infos).
 
@@ -190,32 +194,22 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         wrappers refuse. terminations, truncations: bool (n,). Raises TypeError or ValueError unless there are n
         actions.
         """
-        if self._in_call is not None:
-            self._recover(sys._getframe(1))
         episodes = self._episodes
         if self._uses_exchange and (not episodes.ended or self._resets_without_seeds):
             if self.closed or self._pending is not None:
                 self._check_can_start("step_async")  # raises
             if actions.__class__ is not np.ndarray or not actions.ndim:
                 actions = split_actions(actions, self.action_space, self.single_action_space, True)
-            self._caller, self._in_call = get_ident(), HALF
             try:
-                try:
-                    step = self._driver.exchange(
-                        actions, episodes.over if episodes.ended else None, self._resets_in_step
-                    )
-                except BaseException as error:
-                    self._record_failure(error)
-                    raise
-                results = self._results(step, None)
+                step = self._driver.exchange(actions, episodes.over if episodes.ended else None, self._resets_in_step)
             except BaseException as error:
-                self._record_error(error)
+                self._record_failure(error)
                 raise
-            self._in_call = None
-            return results
-        return self._run_both(lambda: self.step_async(actions), self.step_wait)
+            return self._results(step, None)
+        self.step_async(actions)
+        return self.step_wait()
 
-    @is_half
+    @is_layer_call
     def step_async(self, actions: Any) -> None:
         """Start a step without waiting."""
         self._check_can_start("step_async")
@@ -230,7 +224,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             )
         self._send(STEP, actions, ids, self._episodes.over)
 
-    @is_half
+    @is_layer_call
     def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
         """Return the results of `step_async`. Raises `multiprocessing.TimeoutError` after `timeout` seconds."""
         self._check_pending(STEP)
@@ -307,13 +301,6 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def _is_waiting(self) -> bool:
         return not self.venv.is_closed and bool(self.venv.waiting_id)
 
-    def _abandon(self, error: BaseException | None) -> None:
-        """Abandon a call, also if the interrupt came between `x_async` and `x_wait`. All envs then need a reset."""
-        if not self.closed and not self.venv.is_closed:
-            self.venv.engine.abandon(error, self.venv.engine.all_ids)
-            self._record_failure(error)
-        self._in_call = None
-
     def _record_failure(self, error: BaseException | None) -> None:
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
@@ -345,5 +332,5 @@ def _check_vector_env(venv: Any) -> None:
         )
     if engine.is_async:
         raise ValueError("a gymnasium VectorEnv steps all envs together: make the venv without wait_num and timeout")
-    if engine.results.splits:
+    if venv.splits_obs:
         raise ValueError("a gymnasium VectorEnv returns batches of observations: make the venv without stack_obs=False")

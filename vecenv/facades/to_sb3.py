@@ -13,16 +13,15 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
+from vecenv.arguments import check_seed
 from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.row_writer import IMMUTABLE_TYPES
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import check_seed
 from vecenv.engine.engine import Engine
-from vecenv.engine.mark import LayerMark
+from vecenv.engine.mark import BROKEN, Layer, is_layer_call, mark_of
 from vecenv.engine.results import StepById
 from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
-from vecenv.facades.async_calls import is_half
 from vecenv.facades.driver import Driver, EndedStep, check_resets, int_restorer
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 
@@ -32,7 +31,7 @@ except ImportError as error:
     raise ImportError("SB3VecEnv needs Stable-Baselines3: pip install 'vecenv[sb3]'") from error
 
 
-class SB3VecEnv(LayerMark, VecEnv):
+class SB3VecEnv(Layer, VecEnv):
     """Vector env with the interface of Stable-Baselines3's `VecEnv`. See docs/guarantees.md.
 
     Results equal SB3's DummyVecEnv bit for bit: rewards float32 (n,), `dones` bool (n,), infos a list of dicts with
@@ -66,12 +65,13 @@ class SB3VecEnv(LayerMark, VecEnv):
         self._facade = venv if _is_facade_of_ours(venv) else None
         """Gymnasium facade that was passed as `venv`, kept because its garbage collection would close the envs."""
         self.venv: Any = _checked(venv if self._facade is None else self._facade.venv)
+        self.mark = mark_of(self.venv)
         self._driver = Driver(self.venv)
         engine = self._driver.engine
         # A wrapper or subclass may change only `step` (as in tianshou), which `send` and `recv` would bypass.
         self._has_own_step = engine is None
         self._resets_in_step = self._driver.autoresets
-        self._copies_infos = self.venv.engine.backend.hosts_here
+        self._copies_infos = self._driver.hosts_here
         self._has_own_halves = all(
             getattr(type(self), name) is getattr(SB3VecEnv, name) for name in ("step_async", "step_wait")
         )
@@ -85,9 +85,11 @@ class SB3VecEnv(LayerMark, VecEnv):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.venv!r})"
 
-    @is_half
+    @is_layer_call
     def reset(self) -> Any:
         """Reset all envs with the values that `seed` and `set_options` stored. Return the observations."""
+        if self.mark.owner == BROKEN:
+            self.venv.engine.recover()
         self._drop_pending()
         seeds, options = self._seeds, self._options
         if not any(options) or all(entry is options[0] for entry in options):
@@ -101,7 +103,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         self._reset_options()
         return nest.map(_own, obs)
 
-    @is_half
+    @is_layer_call
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         if self._has_own_halves:
             self._check_idle()
@@ -109,7 +111,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         self.step_async(actions)
         return self.step_wait()
 
-    @is_half
+    @is_layer_call
     def step_async(self, actions: np.ndarray) -> None:
         """Start a step. Raises ValueError for a wrong number of actions.
 
@@ -122,7 +124,7 @@ class SB3VecEnv(LayerMark, VecEnv):
             self.venv.send(actions, autoreset=self._resets_in_step)
         self._pending = True
 
-    @is_half
+    @is_layer_call
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Wait for the step. Return (obs, rewards, dones, infos).
 
@@ -167,12 +169,6 @@ class SB3VecEnv(LayerMark, VecEnv):
                 "TimeLimit.truncated": bool(truncated[i] > terminated[i]),
                 "terminal_observation": last_obs,
             }
-
-    def _abandon(self, error: BaseException | None) -> None:
-        if not self.closed:
-            self.venv.engine.abandon(error, self.venv.engine.all_ids)
-        self._pending = False
-        self._in_call = None
 
     def _drop_pending(self) -> None:
         self._pending = False
@@ -306,7 +302,7 @@ def _checked(venv: Any) -> BaseVectorEnv:
         raise TypeError(f"SB3VecEnv takes a vector env, such as ShmemVectorEnv(env_fns), got {type(venv).__name__}")
     if venv.is_async:
         raise ValueError("SB3 steps all envs together: make the vector env without wait_num and timeout")
-    if venv.engine.results.splits:
+    if venv.splits_obs:
         raise ValueError("SB3 takes Dict and Tuple observations stacked: make the vector env with stack_obs=True")
     check_resets(venv, AutoresetMode.SAME_STEP)
     for name in ("observation_space", "action_space"):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from vecenv.arguments import check_count, check_env_fns, check_seed, check_timeout
 from vecenv.backends.worker.worker_setup import pickle_env_fn
-from vecenv.engine.arguments import check_count, check_env_fns, check_seed, check_timeout
 from vecenv.errors import VectorEnvError, WorkerTimeoutError
 from vecenv.testing import env_probe
 from vecenv.testing.env_probe import EnvCosts, EnvProbe, Trace

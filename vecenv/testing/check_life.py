@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from vecenv.arguments import seed_chain
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import seed_chain
 from vecenv.errors import ClosedError
 from vecenv.testing.envs import CountingEnv, ExitsOnStep, RaisesInConstructor, RaisesOnStep
 from vecenv.testing.model import Factory, N, ReferenceEnvs, assert_raises, assert_same

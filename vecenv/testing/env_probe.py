@@ -26,7 +26,7 @@ from vecenv import nest
 from vecenv.backends.host.row_writer import REWARD_TYPES
 from vecenv.errors import VectorEnvError
 from vecenv.portability import system_file
-from vecenv.tuning.random_actions import sample_action
+from vecenv.random_actions import sample_action
 from vecenv.tuning.repeats import Row, flatten, with_equal_nans
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.dummy import DummyBackend
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
+from vecenv.layout import Layout
 
 
 class FakeBackend(DummyBackend):

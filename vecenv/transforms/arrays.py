@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv import spaces as spaces_of_numbers
-from vecenv.backends.memory.arena import Leaf, ObjectLeaf
+from vecenv.layout import Leaf, ObjectLeaf
 from vecenv.nest import as_array, namespace
 
 Array = Any

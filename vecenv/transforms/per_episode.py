@@ -9,9 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.backends.host.row_writer import cast_exactly
-from vecenv.engine.arguments import check_count, check_number, whole
-from vecenv.nest import as_array, namespace, space_of, tree_of
+from vecenv.arguments import check_count, check_number, whole
+from vecenv.nest import as_array, cast_exactly, namespace, space_of, tree_of
 from vecenv.running_mean_std import RunningMeanStd
 from vecenv.transforms.arrays import (
     WHOLE,

@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import utils
 
-from vecenv.backends.memory.arena import space_tree
-from vecenv.engine.arguments import whole
+from vecenv.arguments import whole
+from vecenv.layout import space_tree
 from vecenv.nest import items, leaves, space_of, tree_of
 from vecenv.transforms.arrays import Array, Path, box, cast, concat, like, numeric_bounds, part, replace_parts, row_of
 from vecenv.transforms.transform import Keys, Place, Transform

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.backends.memory.arena import space_tree
+from vecenv.layout import space_tree
 from vecenv.nest import space_of, tree_of
 from vecenv.transforms.arrays import WHOLE, Array, Path, box, described, numeric_bounds, part, replace_parts, row_of
 

@@ -10,15 +10,15 @@ import gymnasium
 import numpy as np
 
 from vecenv import nest
+from vecenv.arguments import check_count, check_mapping
 from vecenv.backends.host.row_writer import convert_flag, convert_reward, fit, wrong_keys
-from vecenv.backends.memory.arena import Leaf, space_tree
-from vecenv.engine.arguments import check_count, check_mapping
 from vecenv.envs.gym_env import Pixels, check_frame_skip, skip_frames
 from vecenv.errors import ObservationError
+from vecenv.layout import Leaf, space_tree
+from vecenv.random_actions import sample_action
 from vecenv.transforms.arrays import action_rows
 from vecenv.transforms.compose import Compose, HasTransforms
 from vecenv.transforms.transform import EnvTransform, Rows, Transform
-from vecenv.tuning.random_actions import sample_action
 
 Env = gymnasium.Env[Any, Any]
 Wrapper = gymnasium.Wrapper[Any, Any, Any, Any]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.memory.arena import merge_trees, space_tree
+from vecenv.actions import is_tree_of_batches
+from vecenv.arguments import seed_chain
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.actions import is_tree_of_batches
-from vecenv.engine.arguments import seed_chain
+from vecenv.layout import merge_trees, space_tree
 from vecenv.spaces import separate_generators
 from vecenv.transforms.arrays import action_rows
 from vecenv.transforms.compose import Compose, HasTransforms
@@ -84,8 +84,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
                 raise TypeError(
                     f"{each} steps or renders a single env: put it into TransformedEnv(env, {each}) in the env_fns"
                 )
-        engine = getattr(self.venv, "engine", None)
-        if engine is not None and engine.results.splits:
+        if getattr(self.venv, "splits_obs", False):
             raise ValueError(
                 "transforms take Dict and Tuple observations as stacked arrays: make the venv with stack_obs=True"
             )

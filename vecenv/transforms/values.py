@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.engine.arguments import check_number
+from vecenv.arguments import check_number
 from vecenv.nest import namespace, space_of, tree_of
 from vecenv.transforms.arrays import Array, Constants, cast, cast_box, dtype_name, is_float, numeric_bounds
 from vecenv.transforms.transform import Keys, Rows, Transform

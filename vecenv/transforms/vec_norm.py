@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.engine.arguments import check_number
+from vecenv.arguments import check_number
 from vecenv.errors import warn_caller
 from vecenv.nest import as_array, tree_of
 from vecenv.running_mean_std import STATE_KEYS, RunningMeanStd, check_keys, for_checkpoint

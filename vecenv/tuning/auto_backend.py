@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 
 import gymnasium
 
+from vecenv.arguments import check_env_fns, unshared_env_fns
 from vecenv.backends.free_threading import gil_modules, has_gil
-from vecenv.backends.host.env_access import find_attr, has_attr
-from vecenv.backends.host.own_process import distribution_of, retried_alone
+from vecenv.backends.host.env_access import find_attr, has_attr, optional
+from vecenv.backends.host.own_process import HINT, distribution_of
 from vecenv.backends.system_limits import default_num_workers, usable_cpus
 from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import check_env_fns, unshared_env_fns
-from vecenv.errors import WorkerDiedError, WorkerTimeoutError
+from vecenv.errors import WorkerDiedError, WorkerTimeoutError, add_note
 from vecenv.portability import system_file
-from vecenv.tuning.random_actions import find_mask, sample_action
+from vecenv.random_actions import find_mask, sample_action
 from vecenv.venvs import BACKENDS, EnvFns, ShmemVectorEnv
 
 logger = logging.getLogger("vecenv")
@@ -223,6 +223,25 @@ def make_auto(
     if any(options.get(name) is not None for name in ("num_workers", "max_concurrency")):
         return first()
     return retried_alone(first, partial(make, "shmem", len(env_fns)), len(env_fns))
+
+
+def retried_alone(make: Callable[[], Any], make_alone: Callable[[], Any], n: int) -> Any:
+    """Return `make()`. If that fails with a hint (see `hint_at_own_process`), return `make_alone()`.
+
+    If both fail, raise the first error, with a note about the second.
+    """
+    try:
+        return make()
+    except Exception as error:
+        if not any(note.startswith(HINT) for note in optional(error, "__notes__") or ()):
+            raise
+        cause = f"{type(error).__name__}: {error}"
+        logger.info("an env failed in a process with other envs, so %d workers host one env each: %s", n, cause)
+        try:
+            return make_alone()
+        except Exception as again:
+            add_note(error, f"{n} workers that host one env each fail too: {type(again).__name__}: {again}")
+        raise
 
 
 def auto_vector_env(env_fns: EnvFns, **options: Any) -> BaseVectorEnv:

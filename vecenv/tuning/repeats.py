@@ -24,7 +24,7 @@ import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
 from vecenv import nest
-from vecenv.tuning.random_actions import sample_action
+from vecenv.random_actions import sample_action
 
 STEPS = 200
 """Most steps of an episode that `RepeatProbe` plays."""

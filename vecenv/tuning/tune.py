@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vecenv.arguments import check_env_fns, check_timeout, unshared_env_fns
 from vecenv.backends.free_threading import gil_modules
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import check_env_fns, check_timeout, unshared_env_fns
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
+from vecenv.random_actions import sample_actions, seed_spaces
 from vecenv.tuning.auto_backend import MOST_WORKERS, EnvCost, measure_cost
-from vecenv.tuning.random_actions import sample_actions, seed_spaces
 from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 
 STEP_TIMEOUT = 20.0

@@ -18,7 +18,7 @@ from collector.store.dataset import Dataset, Transitions
 from collector.store.safe_folder import DatasetError
 from collector.store.shard_layout import EpisodeLayout, arrays_of, is_of_obs
 from vecenv import nest
-from vecenv.extending import at_least_one
+from vecenv.arguments import at_least_one
 
 try:
     import pyarrow as pa

@@ -18,11 +18,10 @@ import pytest
 from tests.support.backends import FULL
 from tests.support.faulty import counters
 from tests.support.ledger import wait_until
-from vecenv import ShmemVectorEnv
+from vecenv import ShmemVectorEnv, spinning_threads
 from vecenv.backends.ipc import waiting
-from vecenv.backends.pool import spinning_threads
-from vecenv.backends.pool.spinning_threads import PAUSE_SOFT, SpinningThreads, can_release, is_enabled, release_pool
 from vecenv.portability import PORTABLE
+from vecenv.spinning_threads import PAUSE_SOFT, SpinningThreads, can_release, is_enabled, release_pool
 
 torch = pytest.importorskip("torch")
 
@@ -139,7 +138,7 @@ FORK = """
 import os, torch, numpy as np
 from tests.support.faulty import counters
 from vecenv import ShmemVectorEnv
-from vecenv.backends.pool.spinning_threads import can_release, is_enabled, release_pool, shorten_openblas_spin
+from vecenv.spinning_threads import can_release, is_enabled, release_pool, shorten_openblas_spin
 torch.set_num_threads(2)
 torch.ones(512, 512) @ torch.ones(512, 512)
 print(can_release(), flush=True)
@@ -180,7 +179,7 @@ def test_a_libgomp_without_the_call_is_left_alone(tmp_path):
     shutil.copy(next(Path("/lib").glob("*/libm.so.6")), copy)
     text = """
 import ctypes, sys
-from vecenv.backends.pool.spinning_threads import release_pool
+from vecenv.spinning_threads import release_pool
 ctypes.CDLL(sys.argv[1])
 print(release_pool())
 """
@@ -191,7 +190,7 @@ OPENBLAS = """
 import os, subprocess, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
-from vecenv.backends.pool.spinning_threads import cpu_seconds, is_enabled, shorten_openblas_spin, unknown_threads
+from vecenv.spinning_threads import cpu_seconds, is_enabled, shorten_openblas_spin, unknown_threads
 
 matrix = np.random.default_rng(0).normal(size=(600, 600))
 
@@ -412,7 +411,7 @@ import sys, time
 import numpy as np, torch
 from tests.support.faulty import counters
 from vecenv import ShmemVectorEnv
-from vecenv.backends.pool import spinning_threads
+from vecenv import spinning_threads
 spinning_threads.usable_cpus = lambda: 2
 torch.set_num_threads(2)
 tensor, matrix = torch.ones(512, 512), np.ones((512, 512))

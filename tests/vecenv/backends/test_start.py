@@ -32,10 +32,10 @@ from tests.support.ledger import SEEN, Column, Ledger, N, block_of, columns, gon
 from tests.support.oddities import RaisesAtPickle
 from tests.support.paths import ROOT
 from vecenv import ClosedError, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
+from vecenv import seeds as process_seeds
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.pool import start_methods, worker_pool
 from vecenv.backends.pool.process_worker import ProcessWorker
-from vecenv.backends.worker import worker_setup
 from vecenv.backends.worker.worker_setup import registered_envs
 from vecenv.portability import PORTABLE
 from vecenv.testing import CountingEnv
@@ -587,13 +587,13 @@ def test_the_generators_of_workers_follow_from_those_of_the_program(monkeypatch:
     """A seeded generator gives the same numbers in every run. An unseeded generator gives new numbers."""
 
     def in_a_new_run(numpys: int | None, pythons: int | None) -> tuple[bytes, bytes]:
-        monkeypatch.setattr(worker_setup, "_launches", itertools.count())
+        monkeypatch.setattr(process_seeds, "_launches", itertools.count())
         np.random.seed(numpys)
         random.seed(pythons)
         states = np.random.get_state()[1].tolist(), random.getstate()
-        seeds = worker_setup.worker_seeds(0)
+        seeds = process_seeds.worker_seeds(0)
         assert (np.random.get_state()[1].tolist(), random.getstate()) == states, "they are read, not advanced"
-        assert len({seeds, worker_setup.worker_seeds(0), worker_setup.worker_seeds(1)}) == 3
+        assert len({seeds, process_seeds.worker_seeds(0), process_seeds.worker_seeds(1)}) == 3
         return seeds
 
     both = in_a_new_run(1, 1)
@@ -603,7 +603,7 @@ def test_the_generators_of_workers_follow_from_those_of_the_program(monkeypatch:
     assert numpys[1] != both[1]
     assert plain[0] != both[0]
     np.random.set_bit_generator(np.random.PCG64(0))  # the program may have replaced numpy's generator
-    assert len({worker_setup.worker_seeds(0), worker_setup.worker_seeds(0)}) == 2
+    assert len({process_seeds.worker_seeds(0), process_seeds.worker_seeds(0)}) == 2
 
 
 # Envs that start processes.

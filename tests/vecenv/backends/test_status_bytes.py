@@ -9,10 +9,10 @@ from tests.support.cases import counting
 from vecenv import ShmemVectorEnv
 from vecenv.backends.host import env_host as hosts
 from vecenv.backends.ipc import messages, opcodes
-from vecenv.backends.memory.arena import common_layout
 from vecenv.backends.memory.shared_memory import FRAMES, LINE
 from vecenv.backends.shmem import ShmemServer
 from vecenv.backends.subproc import SubprocServer
+from vecenv.layout import common_layout
 from vecenv.testing import CountingEnv
 
 

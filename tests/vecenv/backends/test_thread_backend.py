@@ -17,8 +17,8 @@ import gymnasium
 import numpy as np
 import pytest
 
+import vecenv.engine.engine
 import vecenv.engine.lifetime
-import vecenv.engine.status
 from tests.support.backends import FULL
 from tests.support.ctrl_c import interrupting
 from tests.support.faulty import Counter, counters
@@ -405,7 +405,7 @@ def test_an_env_whose_step_is_interrupted_is_kept_if_it_returns_in_time(
         if returns:
             gate.open()
         else:
-            monkeypatch.setattr(vecenv.engine.status, "RECOVERY_TIMEOUT", 0.3)
+            monkeypatch.setattr(vecenv.engine.engine, "RECOVERY_TIMEOUT", 0.3)
         episodes = [2] * 4 if returns else [1, 1, 2, 2]
         assert venv.reset()[0][:, 1:3].tolist() == [[episode, 0] for episode in episodes]
         assert venv.stats()["restarts"] == int(not returns)
@@ -420,9 +420,9 @@ def test_an_answer_that_comes_after_its_call_was_interrupted_is_not_that_of_the_
         with interrupting(venv.engine.backend, "wait", first=True):
             venv.step([0], [0])
         threading.Timer(0.1, gate.open).start()
+        assert venv.reset()[0][:, 2].tolist() == [0, 0]
         venv.send([0], [1])
         assert [row["env_id"] for row in venv.recv()[-1]] == [1]
-        assert venv.reset()[0][:, 2].tolist() == [0, 0]
 
 
 def test_close_is_bounded_though_an_env_hangs(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from tests.support.backends import and_ray
 from tests.support.cases import counting, custom
-from vecenv import DummyVectorEnv, ShmemVectorEnv
+from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, VectorEnvWrapper
 from vecenv.backends.ipc.messages import Channel
 from vecenv.testing import CountingEnv
 
@@ -325,6 +325,17 @@ class TestLists:
             assert venv.metadata[0]["render_fps"] == 50
             assert [getattr(s, "id", None) for s in venv.spec] == ["CartPole-v1", None]
             assert venv.reward_range == [None, (-1, 1)]
+
+    def test_wrappers_with_statistics_and_the_form_of_observations(self):
+        def normalized(form):
+            return gymnasium.wrappers.NormalizeReward(CountingEnv(form=form))
+
+        for form, splits in (("dict", True), ("array", False)):
+            with VectorEnvWrapper(DummyVectorEnv([lambda form=form: normalized(form)] * 2, stack_obs=False)) as venv:
+                assert venv.learning_wrappers == [("NormalizeReward",)] * 2
+                assert venv.splits_obs is splits
+        with pytest.raises(ClosedError):
+            venv.splits_obs  # noqa: B018
 
     @dummy_and_custom
     def test_the_parents_spaces_are_its_own(self, backend):

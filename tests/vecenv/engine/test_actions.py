@@ -7,8 +7,8 @@ from gymnasium import spaces
 
 from tests.support.cases import NEAR_ON_RAY, WITH_TWO_WORKERS, Records, Writes, equal_bits
 from vecenv import BaseVectorEnv, DummyVectorEnv, nest
-from vecenv.backends.memory.arena import Leaf, common_layout
-from vecenv.engine.actions import batch_actions
+from vecenv.actions import batch_actions
+from vecenv.layout import Leaf, common_layout
 from vecenv.testing import FakeBackend
 
 N = 3

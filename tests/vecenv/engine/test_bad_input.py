@@ -24,7 +24,7 @@ from vecenv import (
     SyncVectorEnv,
     ThreadVectorEnv,
 )
-from vecenv.engine.arguments import check_count, check_timeout
+from vecenv.arguments import check_count, check_timeout
 from vecenv.testing import CountingEnv
 
 remote_backend = and_ray([ShmemVectorEnv])

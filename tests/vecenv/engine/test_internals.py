@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vecenv import SharedMemoryError, nest
+from vecenv.arguments import as_ids, next_seed, seed_chain, spread_seeds
 from vecenv.backends.host.row_writer import copy_containers
 from vecenv.backends.ipc.messages import HEADER, Channel
-from vecenv.backends.memory.arena import Arena, Leaf, ObjectLeaf, arena_bytes, common_layout, space_tree, used_bytes
+from vecenv.backends.memory.arena import Arena, arena_bytes, used_bytes
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
 from vecenv.backends.pool.ray_worker import CallChannel, RayWorker
-from vecenv.engine.arguments import as_ids, next_seed, seed_chain, spread_seeds
+from vecenv.layout import Leaf, ObjectLeaf, common_layout, space_tree
 from vecenv.portability import PORTABLE
 
 

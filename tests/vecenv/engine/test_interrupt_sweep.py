@@ -21,8 +21,7 @@ from tests.support.backends import BACKENDS
 from tests.support.faulty import Chatty
 from tests.support.interrupts import interrupted, interrupted_at
 from tests.support.local_ray import FAR, NEAR
-from vecenv import RayVectorEnv
-from vecenv.engine import arguments
+from vecenv import RayVectorEnv, arguments
 
 
 def check_rows(rows: Any, t: int) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C during a call raises KeyboardInterrupt and discards the results, and `reset` makes each env usable.
+"""Ctrl-C during a call raises KeyboardInterrupt and breaks the vector env, until a reset of all envs.
 
 Later calls do not hang, return stale rows or step an env twice.
 """
@@ -18,15 +18,23 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
+import vecenv.engine.engine
 import vecenv.engine.lifetime
-import vecenv.engine.status
 from tests.support.backends import BACKENDS, ON_RAY, PROCESS_BACKENDS, and_ray, on_this_node, one_of
 from tests.support.cases import custom
 from tests.support.ctrl_c import interrupt_at_random, interrupted, interrupting
 from tests.support.faulty import Counter, DiesOnReset, HangsInInit, HangsOnStep, RaisesElsewhere, counters
 from tests.support.ledger import CLOSED, STARTED, gone, kill, pids, wait_until
 from tests.support.local_ray import FAR, NEAR
-from vecenv import DummyVectorEnv, GymnasiumVectorEnv, RayVectorEnv, RowWiseWrapper, VectorEnvError, WorkerDiedError
+from vecenv import (
+    DummyVectorEnv,
+    GymnasiumVectorEnv,
+    InterruptedCallError,
+    RayVectorEnv,
+    RowWiseWrapper,
+    VectorEnvError,
+    WorkerDiedError,
+)
 from vecenv.backends.ipc.messages import Channel
 from vecenv.backends.pool.process_worker import ProcessWorker
 from vecenv.backends.pool.ray_worker import CallChannel, RayWorker
@@ -99,73 +107,100 @@ def is_usable_after_interrupts(venv: Any, moments: list[tuple[Any, str]]) -> Non
         usable(venv)
 
 
-@pytest.mark.parametrize("call", ["step", "partial", "recv", "reset"])
+def refused(venv: Any) -> None:
+    """Check that all calls but a reset of all envs are refused, and name this reset."""
+    assert (venv.waiting_id, venv.ready_id, venv.failed_id) == ([], [], list(range(len(venv))))
+    calls: list[Callable[[], Any]] = [
+        lambda: venv.step(ACTIONS),
+        lambda: venv.step([0], [1]),
+        lambda: venv.step(ACTIONS, reset=[0, 1]),
+        lambda: venv.send(ACTIONS),
+        lambda: venv.recv(),
+        lambda: venv.reset([1]),
+        lambda: venv.get_env_attr("t"),
+        lambda: venv.call("has_attr", "t"),
+        lambda: venv.seed(1),
+        lambda: venv.get_state(),
+        lambda: venv.render(),
+    ]
+    for call in calls:
+        with pytest.raises(InterruptedCallError, match=r"call reset\(\)"):
+            call()
+
+
+@pytest.mark.parametrize("call", ["step", "partial", "recv", "reset", "call"])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_an_interrupt_when_the_round_is_over_leaves_envs_that_need_a_reset(call: str, wrapped: bool) -> None:
+def test_after_an_interrupted_call_all_calls_but_a_reset_of_all_envs_are_refused(call: str, wrapped: bool) -> None:
     calls: dict[str, Callable[[], Any]] = {
         "step": lambda: envs.step(ACTIONS),
         "partial": lambda: envs.step([0], [1]),
         "recv": lambda: (envs.send([0], [1]), envs.recv()),
         "reset": lambda: envs.reset([1]),
+        "call": lambda: envs.get_env_attr("t"),
     }
     with DummyVectorEnv(counters(2)) as venv:
         envs = RowWiseWrapper(venv) if wrapped else venv
         envs.reset()
-        owner: Any = envs if wrapped else venv.engine.results.infos
-        moment = "rows" if not wrapped else "map_reset" if call == "reset" else "map_round"
-        with interrupting(owner, moment):
-            calls[call]()
-        assert envs.failed_id == ([0, 1] if call == "step" else [1])
-        usable(envs)
+        moments: list[tuple[Any, str]] = [(venv.engine.backend, "call")]
+        if call != "call":
+            moments = [(venv.engine.backend, "wait"), (venv.engine.results.infos, "rows")]
+            moments += [(envs, "map_reset" if call == "reset" else "map_round")] * wrapped
+        for owner, moment in moments:
+            with interrupting(owner, moment):
+                calls[call]()
+            refused(envs)
+            usable(envs)
 
 
-def test_an_env_of_an_interrupted_call_accepts_nothing_but_a_reset() -> None:
-    with DummyVectorEnv(counters(3)) as venv:
+def test_a_signal_handler_that_raises_any_exception_interrupts() -> None:
+    class Late(Exception):
+        pass
+
+    def raise_late(*_: Any) -> None:
+        raise Late
+
+    with DummyVectorEnv(counters(2)) as venv:
+        venv.reset()
+        before = signal.signal(signal.SIGINT, raise_late)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(venv.engine.backend, "wait", interrupted(venv.engine.backend.wait))
+            with pytest.raises(Late) as caught:
+                venv.step(ACTIONS)
+        signal.signal(signal.SIGINT, before)
+        assert "call reset() to go on" in "".join(caught.value.__notes__)
+        refused(venv)
+        usable(venv)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "restart"])
+def test_the_recovery_of_an_engine_makes_resets_of_some_envs_possible(on_error: str) -> None:
+    """Collectors use this recovery, because they reset envs in a step."""
+    with DummyVectorEnv(counters(3), on_error=on_error) as venv:
         venv.reset()
         with interrupting(venv.engine.backend, "wait", first=True):
             venv.step([0, 0], [0, 2])
-        assert venv.failed_id == [0, 2]
-        assert venv.ready_id == [1]
-        with pytest.raises(VectorEnvError, match=r"env 2 was in a call that KeyboardInterrupt interrupted.*reset\(2\)"):
-            venv.step([0], [2])
-        with pytest.raises(VectorEnvError, match=r"env 0 was in a call"):
-            venv.step([0] * 3)
-        assert venv.step([0], [1])[0][:, 2].tolist() == [1]
-        assert venv.reset([2, 0])[0][:, 2].tolist() == [0, 0]
-        assert venv.step([0] * 3)[0][:, 2].tolist() == [1, 2, 1]
-
-
-def test_with_on_error_restart_the_envs_of_an_interrupted_call_are_truncated() -> None:
-    with DummyVectorEnv(counters(2), on_error="restart") as venv:
-        venv.reset()
-        with interrupting(venv.engine.backend, "wait", first=True):
-            venv.step(ACTIONS)
-        *_, truncated, info = venv.step(ACTIONS)
-        assert truncated.tolist() == [True, True]
-        assert "KeyboardInterrupt interrupted" in info[1]["error"]
-        usable(venv)
+        venv.engine.recover()
+        assert venv.failed_id == [0, 1, 2]
+        assert venv.step([0] * 3, reset=[True] * 3)[0][:, 2].tolist() == [0, 0, 0]
+        assert venv.step([0] * 3)[0][:, 2].tolist() == [1, 1, 1]
 
 
 def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
     remote_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(vecenv.engine.status, "RECOVERY_TIMEOUT", 0.3)
+    monkeypatch.setattr(vecenv.engine.engine, "RECOVERY_TIMEOUT", 0.3)
     seen = tmp_path / "seen"
     fns = [partial(Counter, 0), partial(HangsOnStep, 1, at=1, seen=str(seen)), partial(Counter, 2)]
     with remote_backend(fns, num_workers=2, **on_this_node(remote_backend)) as venv:
         venv.reset()
-        with interrupting(venv.engine.backend, "wait", first=True):
+        with interrupting(venv.engine.backend, "wait", first=True) as caught:
             venv.step([0], [1])
         wait_until(seen.exists)  # before that the step would be discarded
         begin = time.monotonic()
-        assert venv.reset(1)[0][:, 2].tolist() == [0]
+        assert "it waits for envs [1]" in "".join(caught.value.__notes__)
+        usable(venv)
         assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
-        mates = [i for i in (0, 2) if i in venv.failed_id]
-        assert len(mates) == 1  # envs of the same worker are new
-        with pytest.raises(VectorEnvError, match="because env 1, which shares its worker, did not return"):
-            venv.step([0] * len(mates), mates)
-        venv.reset(mates)
-        assert venv.stats()["restarts"] == 1
+        assert venv.stats()["restarts"] == 1  # of the worker with env 1
 
 
 def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(remote_backend: Any) -> None:
@@ -213,6 +248,7 @@ def test_an_interrupt_while_a_failed_reset_is_tried_again(remote_backend: Any, m
         with interrupting(venv.engine.backend, moment):
             venv.recv()
         assert venv.waiting_id == []
+        venv.engine.recover()
         assert venv.reset([0, 2])[0][:, 2].tolist() == [0, 0]
         assert venv.step([0, 0], [0, 2])[0][:, 2].tolist() == [1, 1]
 
@@ -271,8 +307,10 @@ def test_after_an_interrupted_step_of_the_gymnasium_facade_a_reset_is_enough(mod
         for moment in ("send", "wait", "take") * 2:
             with interrupting(venv.engine.backend, moment):
                 envs.step(ACTIONS)
-            with pytest.raises(VectorEnvError, match="interrupted"):
-                envs.step(ACTIONS)
+            mask = {"reset_mask": np.ones(2, np.bool_)}
+            for call in (partial(envs.step, ACTIONS), partial(envs.reset, options=mask), partial(envs.get_attr, "t")):
+                with pytest.raises(InterruptedCallError, match=r"call reset\(\)"):
+                    call()
             assert envs.reset()[0][:, 2].tolist() == [0, 0]
             assert envs.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
 

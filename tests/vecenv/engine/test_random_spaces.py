@@ -9,7 +9,8 @@ from tests.support.cases import assert_rows, playing, samples
 from vecenv import DummyVectorEnv, ObservationError
 from vecenv.backends.host.row_writer import RowWriter
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena, common_layout, space_tree
+from vecenv.backends.memory.arena import Arena
+from vecenv.layout import common_layout, space_tree
 
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 dtypes = st.sampled_from(

@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 from tests.support.pool_double import MISSING, PoolDouble, real_pool
 from vecenv import BaseVectorEnv, ClosedError, EnvPoolVectorEnv, GymnasiumVectorEnv, MultiThreadedEnv
 from vecenv import MultiThreadedEnvWrapper as Wrapper
-from vecenv.engine.arguments import seed_chain
+from vecenv.arguments import seed_chain
 
 
 @pytest.fixture(params=[PoolDouble.make, pytest.param(real_pool, marks=pytest.mark.slow)], ids=["double", "envpool"])

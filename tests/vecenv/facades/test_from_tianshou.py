@@ -195,7 +195,7 @@ class TestCustomWorkersThatEnd:
             assert (venv.alive(), venv.failed_id) == ([True, False], [1])
             with pytest.raises((EOFError, WorkerDiedError)) as caught:
                 venv.step([6], [1])
-            assert "reset(1) makes it usable again" in "".join(caught.value.__notes__)
+            assert "or reset(1), where `reset` takes ids" in "".join(caught.value.__notes__)
             obs, info = venv.reset(1)
             assert (obs.tolist(), info[0]["env_id"]) == ([[1, 0, 0, -1, -1]], 1)
             assert venv.workers[1] is not old

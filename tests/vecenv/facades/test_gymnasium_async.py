@@ -17,8 +17,8 @@ from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
     GymnasiumVectorEnv,
+    InterruptedCallError,
     SB3VecEnv,
-    VectorEnvError,
     VectorEnvWrapper,
     WorkerDiedError,
 )
@@ -233,7 +233,7 @@ def test_after_an_interrupt_between_the_halves_of_a_step_a_reset_is_enough():
     envs.reset()
     with pytest.raises(KeyboardInterrupt):
         envs.step([1, 2])
-    with pytest.raises(VectorEnvError, match="interrupted"):
+    with pytest.raises(InterruptedCallError):
         envs.step([1, 2])
     envs.reset()
     assert envs.step([2, 0])[1].tolist() == [2.0, 0.0]
@@ -272,13 +272,13 @@ def test_an_interrupt_of_the_random_starts_leaves_nothing_pending():
     with pytest.raises(KeyboardInterrupt):
         envs.reset(seed=5)
     for wait in (envs.reset_wait, envs.step_wait):
-        with pytest.raises(NoAsyncCallError):
+        with pytest.raises(InterruptedCallError):
             wait()
     obs, _ = envs.reset(seed=5)
     assert obs[:, [0, 2, 4]].tolist() == want[:, [0, 2, 4]].tolist()  # the other columns count resets
     with pytest.raises(KeyboardInterrupt):
         stepped.reset(seed=5)
-    with pytest.raises(VectorEnvError, match="interrupted"):
+    with pytest.raises(InterruptedCallError):
         stepped.step([0] * 4)
     for each in (whole, envs, stepped):
         each.close()

@@ -6,7 +6,7 @@ import pytest
 from tests.support.backends import FULL
 from tests.support.gymnasium_cases import Remembers, Reports
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvWrapper
-from vecenv.engine.arguments import next_seed, seed_chain
+from vecenv.arguments import next_seed, seed_chain
 from vecenv.testing import CountingEnv, ExitsOnStep
 
 

@@ -12,10 +12,10 @@ from gymnasium import spaces
 from tests.support.backends import FULL
 from tests.support.seeded_envs import Masked
 from vecenv import tune
+from vecenv.random_actions import sample_action
 from vecenv.testing import check_env
 from vecenv.transforms import NoopReset, TransformedEnv
 from vecenv.tuning.auto_backend import choose_backend
-from vecenv.tuning.random_actions import sample_action
 from vecenv.tuning.repeats import RepeatProbe
 
 PLACES = ["info", pytest.param("obs", marks=FULL)]

@@ -22,8 +22,8 @@ from tests.support.tuned_envs import Draws, HangsOnStep, Logged, RaisesOnStep, S
 from vecenv import ShmemVectorEnv, TuneResult, TuneRow
 from vecenv.__main__ import main
 from vecenv.errors import VectorEnvError, WorkerTimeoutError
+from vecenv.random_actions import sample_actions, seed_spaces
 from vecenv.tuning import tune as tuning
-from vecenv.tuning.random_actions import sample_actions, seed_spaces
 from vecenv.tuning.tune import compute, tune
 
 CHEAP = partial(Draws)

@@ -28,9 +28,10 @@ from vecenv.backends.host.row_writer import (
     copy_containers,
 )
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.infos import InfoWriter
 from vecenv.errors import EnvContractError, VectorEnvError
+from vecenv.layout import Layout
 
 Payload = Callable[[int, int], Any]
 """Function (env index, opcode) that returns an action or reset arguments that do not fit the arena, or a `Failure`."""

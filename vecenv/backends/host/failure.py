@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from vecenv.errors import EnvStepError, RemoteTraceback, VectorEnvError
+from vecenv.errors import EnvStepError, RemoteTraceback, VectorEnvError, add_note
 
 TEXT_LIMIT = 64 * 1024
 BLOB_LIMIT = 1024 * 1024
@@ -136,10 +136,3 @@ def _blob(error: Exception) -> bytes | None:
             if type(copy) is type(error) and str(copy) == str(error):
                 return blob
     return None
-
-
-def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an exception, if the class allows this."""
-    with contextlib.suppress(Exception):
-        if note not in vars(error).setdefault("__notes__", []):  # the error's `__getattr__` may raise
-            error.add_note(note)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vecenv.backends.host.env_access import optional
-from vecenv.backends.host.failure import add_note
-from vecenv.errors import warn_caller
+from vecenv.errors import OneEnvPerProcess, add_note, warn_caller
 
 logger = logging.getLogger("vecenv")
 
@@ -24,10 +23,6 @@ ONE_PER_PROCESS: Mapping[str, str] = {
 docs/guides/works-with.md shows this table, and the state.
 """
 HINT = "The constructors of other envs in its process succeeded, so this env may allow one per process."
-
-
-class OneEnvPerProcess(ValueError):
-    """Raised if a worker hosts several envs, and one of them is from a package of `ONE_PER_PROCESS`."""
 
 
 def distribution_of(env: Any) -> str | None:
@@ -60,22 +55,3 @@ def hint_at_own_process(error: BaseException, n: int, in_workers: bool) -> None:
     """Add a note to the error of a constructor that other envs in the same process have passed."""
     remedy = "Pass" if in_workers else "Use ShmemVectorEnv, AsyncVectorEnv or SubprocVecEnv with"
     add_note(error, f"{HINT} {remedy} num_workers={n} for a process per env.")
-
-
-def retried_alone(make: Callable[[], Any], make_alone: Callable[[], Any], n: int) -> Any:
-    """Return `make()`. If that fails with a hint (see `hint_at_own_process`), return `make_alone()`.
-
-    If both fail, raise the first error, with a note about the second.
-    """
-    try:
-        return make()
-    except Exception as error:
-        if not any(note.startswith(HINT) for note in optional(error, "__notes__") or ()):
-            raise
-        cause = f"{type(error).__name__}: {error}"
-        logger.info("an env failed in a process with other envs, so %d workers host one env each: %s", n, cause)
-        try:
-            return make_alone()
-        except Exception as again:
-            add_note(error, f"{n} workers that host one env each fail too: {type(again).__name__}: {again}")
-        raise

@@ -13,8 +13,10 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.host.env_checks import reset_result, step_result
 from vecenv.backends.host.failure import Failure
-from vecenv.backends.memory.arena import Arena, Layout, Leaf, ObjectLeaf, merge_trees, space_tree
+from vecenv.backends.memory.arena import Arena
 from vecenv.errors import EnvContractError, ObservationError
+from vecenv.layout import Layout, Leaf, ObjectLeaf, merge_trees, space_tree
+from vecenv.nest import cast_exactly
 
 Put = Callable[[Any, "list[Any] | None"], None]
 Keep = Callable[[Any], Any]
@@ -284,27 +286,6 @@ def is_exact(obs: Any, tree: Any, layout: Any) -> bool:
     if not tree.shape:
         return bool(obs.__class__ is tree.dtype.type)
     return obs.__class__ is np.ndarray and obs.dtype == tree.dtype and obs.shape == tree.shape
-
-
-def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """Return `array` as `dtype`, or `None` if a value would change by more than rounding to a float type."""
-    if array.dtype.kind not in "biufc":
-        return None
-    if dtype.kind in "fc":
-        return _as_floats(array, dtype) if np.can_cast(array.dtype, dtype, "same_kind") else None
-    if array.dtype.kind == "c":
-        return None
-    with np.errstate(invalid="ignore", over="ignore"):
-        cast = array.astype(dtype)
-        return cast if bool(np.all(cast == array)) else None
-
-
-def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    try:
-        with np.errstate(invalid="ignore", under="ignore", over="raise"):
-            return array.astype(dtype)
-    except FloatingPointError:
-        return None
 
 
 def copy_containers(value: Any) -> Any:

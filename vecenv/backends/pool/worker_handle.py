@@ -15,7 +15,7 @@ from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, one_of
 from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, DOING, ELSEWHERE, NOTHING, PROGRESS, SENDING
 from vecenv.backends.worker.worker_setup import WorkerArgs
-from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
+from vecenv.errors import RESTARTS, VectorEnvError, WorkerDiedError, WorkerTimeoutError, how_to_reset
 
 STACK_TIMEOUT = 0.3
 TIME_TO_END = 0.5
@@ -141,7 +141,7 @@ class WorkerHandle(Watched):
             if self.ready is None:
                 at = "while constructing its envs"
             others = f", which also hosted envs {[i for i in self.ids if i != env_id]}" if len(self.ids) > 1 else ""
-            advice = f"; the envs of other workers are intact. reset({env_id}) starts it again." if self.served else ""
+            advice = f"; the envs of other workers are intact. {how_to_reset(env_id, RESTARTS)}." if self.served else ""
             error = WorkerDiedError(f"the worker of env {env_id} ({self.where}{others}) {self.cause()} {at}{advice}")
             error.bystander = running is not None and running != env_id
         error.env_id, error.env_ids, error.pid = env_id, tuple(self.ids), self.pid
@@ -160,7 +160,7 @@ def hung(ending: str, suspects: Sequence[int], limit: float, stack: str) -> Reas
         subject = one_of(suspects) if [env_id] == list(suspects) else f"env {env_id} is lost because {one_of(suspects)}"
         error = WorkerTimeoutError(
             f"{subject} has been busy for more than step_timeout={limit} s; {ending}; "
-            f"reset({env_id}) starts it again. {one_of(suspects).capitalize()} was at\n{stack}"
+            f"{how_to_reset(env_id, RESTARTS)}. {one_of(suspects).capitalize()} was at\n{stack}"
         )
         error.bystander = env_id not in suspects
         return error
@@ -172,7 +172,7 @@ def silent(title: str, ending: str, limit: float) -> Reason:
     def error_of(env_id: int) -> VectorEnvError:
         return WorkerTimeoutError(
             f"the node of env {env_id} ({title}) does not answer, and step_timeout={limit} s is over; {ending}; "
-            f"reset({env_id}) starts it again, on a node that answers"
+            f"{how_to_reset(env_id, RESTARTS)}, on a node that answers"
         )
 
     return error_of

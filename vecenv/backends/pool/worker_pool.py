@@ -41,9 +41,9 @@ from vecenv.backends.worker.worker_setup import (
     check_imports,
     registered_envs,
     running_files,
-    worker_seeds,
 )
 from vecenv.errors import WorkerTimeoutError
+from vecenv.seeds import worker_seeds
 
 LONGEST_POLL = 3600.0
 
@@ -222,14 +222,13 @@ class WorkerPool(ABC):
     def handle_events(self, events: Sequence[tuple[int, int]]) -> None:
         # Look up all owners first, because handling a worker's end closes descriptors, whose numbers may be reused.
         for found, fd, event in [(self._by_fd.get(fd), fd, event) for fd, event in events]:
-            if isinstance(found, WorkerHandle):
-                if found.alive:
-                    if fd == found.channel.fileno():
-                        self._on_channel(found, event)
-                    else:
-                        self._on_end(found)
-            elif found is not None:
+            if callable(found):
                 found()
+            elif found is not None and found.alive:
+                if fd == found.channel.fileno():
+                    self._on_channel(found, event)
+                else:
+                    self._on_end(found)
 
     def _on_channel(self, worker: WorkerHandle, event: int) -> None:
         if event & select.POLLOUT and worker.channel.flush():

@@ -26,12 +26,8 @@ from vecenv.backends.ipc.messages import Channel, WorkerChannel
 from vecenv.backends.ipc.serialization import dumps
 from vecenv.backends.memory.shared_memory import PROGRESS, Control
 from vecenv.backends.worker.round_server import RoundServer
-from vecenv.backends.worker.worker_setup import (
-    WorkerArgs,
-    leave_forkserver,
-    seed_generators,
-    set_files_of_starters,
-)
+from vecenv.backends.worker.worker_setup import WorkerArgs, leave_forkserver, set_files_of_starters
+from vecenv.seeds import seed_generators
 
 LAST_SECONDS = 0.3
 

@@ -34,7 +34,8 @@ from vecenv.backends.ipc.serialization import loads_apart, receive_descriptors
 from vecenv.backends.memory.shared_memory import BUSY_NS, LINE, PROGRESS
 from vecenv.backends.memory.state_copies import Change, StateCopies
 from vecenv.backends.worker.main import construct, live
-from vecenv.backends.worker.worker_setup import PickledEnvFn, WorkerArgs, seed_generators
+from vecenv.backends.worker.worker_setup import PickledEnvFn, WorkerArgs
+from vecenv.seeds import seed_generators
 
 CONNECT_TIMEOUT = 2.0
 """Seconds. An actor that cannot connect to the driver (in a container) works as if on a remote node."""

@@ -15,10 +15,10 @@ from vecenv.backends.host.row_writer import IN_INFO_ROW, RESET_IN_ARENA, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.messages import Channel, Frame, WorkerChannel
 from vecenv.backends.ipc.serialization import dumps, loads_by_value
-from vecenv.backends.memory.arena import Layout
 from vecenv.backends.memory.infos import InfoWriter
 from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, SENDING
 from vecenv.backends.worker.worker_setup import WorkerArgs
+from vecenv.layout import Layout
 
 Answer = Callable[[Sequence[int], dict[int, Extra]], None]
 

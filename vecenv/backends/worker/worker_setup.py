@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import itertools
 import mmap
 import os
-import pickle
-import random
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -241,25 +237,6 @@ def _modules_in_progress() -> dict[str, str]:
         if frame.f_code.co_name == "<module>" and isinstance(file := frame.f_globals.get("__file__"), str):
             found[file] = str(frame.f_globals.get("__name__"))
     return found
-
-
-_launches = itertools.count()
-"""Count of launches in this process, so that no two workers get the same seeds."""
-
-
-def worker_seeds(index: int) -> tuple[bytes, bytes]:
-    """Return seeds for numpy's and Python's generators in the next worker, without advancing the generators here."""
-    states = np.random.get_state(legacy=False), random.getstate()
-    where = index, next(_launches)
-    of_numpy, of_python = (hashlib.sha256(pickle.dumps((state, where))).digest() for state in states)
-    return of_numpy, of_python
-
-
-def seed_generators(seeds: tuple[bytes, bytes]) -> None:
-    """Seed numpy's and Python's generators of this process."""
-    of_numpy, of_python = seeds
-    np.random.seed(np.frombuffer(of_numpy, np.uint32))
-    random.seed(of_python)
 
 
 def leave_forkserver(server: Any = forkserver._forkserver) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.row_writer import cast_exactly
-from vecenv.backends.memory.arena import Leaf, ObjectLeaf, merge_trees, space_tree
-from vecenv.nest import tensor_on_host
+from vecenv.layout import Leaf, ObjectLeaf, merge_trees, space_tree
+from vecenv.nest import cast_exactly, tensor_on_host
 
 
 class Actions:

@@ -14,7 +14,6 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import find_highest_version, parse_env_id
 
-from vecenv.backends.host.env_host import EnvReport
 from vecenv.nest import tensor_on_host
 
 
@@ -135,7 +134,7 @@ def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
     return float(timeout)
 
 
-def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
+def check_spaces_equal(reports: Sequence[Any]) -> None:
     for name in ("observation_space", "action_space"):
         found: list[tuple[Any, list[int]]] = []
         for i, report in enumerate(reports):
