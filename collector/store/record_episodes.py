@@ -157,7 +157,7 @@ class RecordedVectorEnv(VectorWrapper):
         seeds = [-1 if each is None else each for each in self._native.seeds(seed, ids.tolist())]
         try:
             obs, infos = self.env.reset(seed=seed, options=options)
-            self._native.note_reset(infos)
+            self._native.record_reset(infos)
             rows = fit_rows(obs, self._recorder.layout.obs)
             self._recorder.begin(ids, nest.take(rows, ids), seeds)
             self._to_reset = np.setdiff1d(self._to_reset, ids)

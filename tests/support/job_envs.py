@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import random
@@ -93,23 +92,16 @@ class Counting(gymnasium.Env):
             return float(self._how)
         if self._how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._how in ("hang", "hold"):
+        if self._how == "hang":
             if os.environ.get("HANGS_NO_MORE"):
                 return 0.0
             os.write(1, b"hanging now\n")
-            threading.Event().wait() if self._how == "hang" else hold_the_lock()
+            threading.Event().wait()
         raise OverflowError(f"the episode with the seed {self._seed} cannot be played")
 
     def _observe(self) -> Any:
         pose = (self.np_random.uniform(-1, 1, 2).astype(np.float32), np.int64(self._taken))
         return {"count": np.array([self._seed, self._taken], np.int64), "pose": pose}
-
-
-def hold_the_lock() -> None:
-    """Sleep forever in C with the interpreter lock held. No signal ends the sleep."""
-    mutex = ctypes.create_string_buffer(128)
-    for _ in range(2):
-        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
 class Words(gymnasium.Env):

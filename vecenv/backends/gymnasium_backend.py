@@ -250,7 +250,7 @@ class GymnasiumBackend(NativeBackend):
             obs, infos = self.begun
         else:
             obs, found = self.envs.reset(**self._reset_arguments(ids, payloads))
-            self.native.note_reset(found)
+            self.native.record_reset(found)
             obs, infos, self.was_reset = self._fitted(obs, self._batch), self._split(found), True
         nest.put(self.arena.obs, ids, nest.take(obs, ids))
         self.over[ids] = False

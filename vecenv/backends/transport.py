@@ -51,11 +51,5 @@ class Transport(ABC):
     def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
         """Copy rows from an ANSWERS message to the arena. Return the pickled results that do not fit rows."""
 
-    def announce(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Announce a message to a serving worker, before posting it."""
-
-    def notify(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Notify a serving worker of a posted message."""
-
     def resynchronise(self) -> None:  # noqa: B027
         """Reset the transport after an interrupt, when no message is in flight."""

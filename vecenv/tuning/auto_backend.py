@@ -38,7 +38,10 @@ SECONDS = 0.15
 MAKE_TIMEOUT, TIMEOUT = 5.0, 1.0
 """Time limits in seconds: for making one env, with its imports, and for stepping and closing the env."""
 DUMMY_ROUND, SHMEM_ROUND = 10e-6, 250e-6
-"""Overhead of a round in seconds: in this process, and with worker processes (80 to 450 us on two CPUs)."""
+"""Assumed overhead of a round in seconds, in this process and with worker processes.
+
+`python -m benchmarks.tuning` compares the choices that follow with the best.
+"""
 ONE_WORKER_ROUND = 100e-6
 """Overhead with a single worker process, which no other worker delays."""
 ROW = 1e-6

@@ -22,7 +22,7 @@ from vecenv.backends.host.row_writer import copy_containers
 from vecenv.backends.ipc.messages import HEADER, Channel
 from vecenv.backends.memory.arena import Arena, arena_bytes, used_bytes
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
-from vecenv.backends.pool.ray_worker import CallChannel, RayPool
+from vecenv.backends.pool.ray_worker import CallChannel, RayWorker
 from vecenv.layout import Leaf, ObjectLeaf, common_layout, space_tree
 from vecenv.portability import PORTABLE
 
@@ -287,11 +287,9 @@ def test_the_end_of_an_actor_is_waited_for_no_longer_than_allowed():
 
 def test_an_actor_on_this_node_has_a_pid_as_soon_as_it_has_connected():
     """Ray may report the node of an actor after the first answers of its envs."""
-    pool = RayPool()
-    pool.node = "10.0.0.1"
-    worker = pool.handle(0, range(2))
+    worker = RayWorker(0, range(2))
     assert (worker.pid, worker.where) == (None, "an actor that has not started")
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        worker.connected(ours, 123)
+        worker.connected(ours, 123, "10.0.0.1")
         assert (worker.pid, worker.where) == (123, "pid 123 on node 10.0.0.1")

@@ -49,8 +49,8 @@ and each busy-wait without a long yield halves it. The number starts small, beca
 class SpinWait:
     """Busy-wait that checks a condition up to `looks` times, with a sched_yield in between.
 
-    On an idle CPU, a check takes 0.5 us, and a sleep 50 us. If another program computes, a yield takes milliseconds,
-    so the next waits check only once.
+    On an idle CPU, checks find an answer sooner than a sleep ends (`python -m benchmarks.micro`). If another program
+    computes, a yield takes milliseconds, so the next waits check only once.
     """
 
     def __init__(self, looks: int) -> None:
