@@ -193,7 +193,7 @@ class GymnasiumBackend(NativeBackend):
         rewards, ends = np.array(reward, np.float64), dict[str, Any]()
         if self.mode is AutoresetMode.SAME_STEP:
             found, ends = _without_ends(found)
-        infos = self._split(found)
+        infos = split_infos(found, self.env_num)
         rewards[resets] = 0.0
         arena.reward[...] = rewards if rewards.ndim == 1 else 0.0
         arena.terminated[...], arena.truncated[...] = terminated, truncated
@@ -202,22 +202,13 @@ class GymnasiumBackend(NativeBackend):
         ended, finals, last_obs = np.flatnonzero(self.over), dict[int, Final](), dict[int, Any]()
         self.native.check_autoreset(ended if self.mode is AutoresetMode.SAME_STEP else resets, found)
         if len(ended) and self.mode is AutoresetMode.SAME_STEP:
-            self.begun = self._split_ends(ended, infos, self._split(ends), last_obs)
+            self.begun = self._split_ends(ended, infos, split_infos(ends, self.env_num), last_obs)
         if len(ended) and autoreset:
             nest.put(arena.final, ended, nest.take(arena.obs, ended))
             first_infos = self._begin(ended, {})
             for i in ended.tolist():
                 infos[i], finals[i] = first_infos[i], Final(None, copy_containers(infos[i]), last_obs.get(i))
         self._answer(range(self.env_num), infos, rewards if rewards.ndim > 1 else None, finals)
-
-    def _split(self, infos: Mapping[Any, Any]) -> Infos:
-        try:
-            return split_infos(infos, self.env_num)
-        except RecursionError:
-            raise EnvContractError(
-                f"{self.name} returned infos that contain themselves, or are nested too deeply, under one of the keys "
-                f"{[key for key, value in infos.items() if isinstance(value, Mapping)]}: remove it from the infos"
-            ) from None
 
     def _split_ends(self, ended: np.ndarray, infos: Infos, ends: Infos, last_obs: dict[int, Any]) -> tuple[Any, Infos]:
         """In SAME_STEP mode, move last observations of the envs `ended` to their rows, and last infos to `infos`.
@@ -250,7 +241,7 @@ class GymnasiumBackend(NativeBackend):
         else:
             obs, found = self.envs.reset(**self._reset_arguments(ids, payloads))
             self.native.note_reset(found)
-            obs, infos, self.was_reset = self._fitted(obs, self._batch), self._split(found), True
+            obs, infos, self.was_reset = self._fitted(obs, self._batch), split_infos(found, self.env_num), True
         nest.put(self.arena.obs, ids, nest.take(obs, ids))
         self.over[ids] = False
         return infos

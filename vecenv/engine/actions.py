@@ -204,17 +204,10 @@ def _has_form(action: Any, layout: Any) -> bool:
 
 def on_host(action: Any) -> Any:
     """Convert tensors, arrays and numbers of other libraries in `action` to numpy."""
-    try:
-        return _arrays(action)
-    except RecursionError:  # nested too deeply to be an action
-        return action
-
-
-def _arrays(action: Any) -> Any:
     if isinstance(action, dict):
-        return {key: _arrays(part) for key, part in action.items()}
+        return {key: on_host(part) for key, part in action.items()}
     if action.__class__ in (list, tuple):
-        return action.__class__(_arrays(part) for part in action)
+        return action.__class__(on_host(part) for part in action)
     value = tensor_on_host(action)
     if value is action and (isinstance(value, (np.ndarray, np.generic)) or not hasattr(value, "__array__")):
         return value

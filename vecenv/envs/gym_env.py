@@ -182,8 +182,6 @@ class SkipFrames(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        if isinstance(reward, np.ndarray):  # the env may overwrite it in the next step
-            reward = reward.copy()
         for _ in range(self.repeats - 1):
             if terminated or truncated:
                 break

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.memory.infos import SCALARS, InfoColumns
-from vecenv.errors import EnvContractError
 from vecenv.facades.driver import EndedStep
 
 
@@ -18,29 +17,12 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
     `rows` are pairs (env id, info). As in gymnasium's `VectorEnv._add_info`, numbers and arrays are stacked, dicts are
     batched recursively, and other values and `final_obs` get an object array. If types differ, the array has a dtype
     that holds all values unchanged. Without such a dtype, or if shapes differ, the dtype is object. Envs without the
-    key have 0, False or `None`. Raises `EnvContractError` for infos that contain themselves.
+    key have 0, False or `None`.
 
     >>> vector_infos([(0, {"lives": 3}), (2, {"lives": 2.5})], 3)
     {'lives': array([3. , 0. , 2.5]), '_lives': array([ True, False,  True])}
     """
     rows = list(rows)
-    try:
-        return _vector_infos(rows, n)
-    except RecursionError:
-        pass
-    for i, info in rows:
-        for key, value in info.items():
-            try:
-                _vector_infos([(i, {key: value})], n)
-            except RecursionError:
-                raise EnvContractError(
-                    f"env {i} returned an info with a value of {key!r} that contains itself or is nested too deeply, "
-                    "so it cannot be batched: remove it from the info"
-                ) from None
-    raise EnvContractError("infos are nested too deeply, so they cannot be batched")
-
-
-def _vector_infos(rows: Sequence[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
     if not rows:
         return {}
     ids, infos = zip(*rows, strict=True)
@@ -169,7 +151,7 @@ def _is_mask_of_another(key: Any, columns: Collection[Any]) -> bool:
 def _column(ids: Sequence[int], values: Sequence[Any], n: int) -> Any:
     kinds = set(map(type, values))
     if all(issubclass(kind, dict) for kind in kinds):
-        return _vector_infos(list(zip(ids, values, strict=True)), n)
+        return _batched(ids, values, n, _mask(ids, n))
     if all(kind in (int, float, bool) or issubclass(kind, np.number) for kind in kinds):
         column = _typed_column((), kinds, ids, values, n)
     elif all(issubclass(kind, np.ndarray) for kind in kinds) and len({value.shape for value in values}) == 1:

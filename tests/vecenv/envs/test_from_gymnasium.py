@@ -490,17 +490,6 @@ def test_infos_have_a_last_observation_only_of_envs_whose_episode_ended(key: str
         assert_same(drive(venv, "autoreset"), drive(plain, "autoreset"))
 
 
-def test_infos_that_contain_themselves_are_an_error_that_names_the_key() -> None:
-    infos: dict[str, Any] = {"deep": {}, "flat": 1}
-    infos["deep"]["again"] = infos["deep"]
-    with from_gymnasium(Odd(np.ones((2, 2)), infos)) as venv:
-        venv.reset()
-        with pytest.raises(
-            EnvContractError, match=r"Odd returned infos that contain themselves.*\['deep'\]: remove it"
-        ):
-            venv.step([0, 1])
-
-
 def test_an_env_that_ends_an_episode_in_same_step_mode_without_a_final_obs_breaks_the_contract() -> None:
     with from_gymnasium(WithoutFinalObs(counting(), autoreset_mode="SameStep")) as venv:
         venv.reset()

@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from vecenv.backends.host.env_access import is_env, optional
+from vecenv.backends.host.env_access import is_env
 from vecenv.errors import EnvContractError
 
 WRAPPERS = "docs/guides/troubleshooting.md (Envs with another interface) has wrappers"
@@ -50,7 +50,7 @@ def check_spaces(report: Any, origin: str) -> None:
 def check_distinct(envs: Sequence[Any]) -> None:
     seen: dict[int, int] = {}
     for i, env in enumerate(envs):
-        inner = optional(env, "unwrapped")
+        inner = getattr(env, "unwrapped", None)
         first = seen.setdefault(id(env if inner is None else inner), i)
         if first != i:
             raise ValueError(

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vecenv.backends.host.env_access import optional
 from vecenv.backends.host.failure import add_note
 from vecenv.errors import warn_caller
 
@@ -32,7 +31,7 @@ class OneEnvPerProcess(ValueError):
 
 def distribution_of(env: Any) -> str | None:
     """Return the distribution of `ONE_PER_PROCESS` that defines the class of `env` or a base class, else `None`."""
-    inner = optional(env, "unwrapped")
+    inner = getattr(env, "unwrapped", None)
     packages = (str(kind.__module__).partition(".")[0] for kind in type(env if inner is None else inner).__mro__)
     return next((ONE_PER_PROCESS[package] for package in packages if package in ONE_PER_PROCESS), None)
 
@@ -70,7 +69,7 @@ def retried_alone(make: Callable[[], Any], make_alone: Callable[[], Any], n: int
     try:
         return make()
     except Exception as error:
-        if not any(note.startswith(HINT) for note in optional(error, "__notes__") or ()):
+        if not any(note.startswith(HINT) for note in getattr(error, "__notes__", ())):
             raise
         cause = f"{type(error).__name__}: {error}"
         logger.info("an env failed in a process with other envs, so %d workers host one env each: %s", n, cause)

@@ -31,8 +31,6 @@ _CachedFunction: Any = type(functools.lru_cache(maxsize=None)(len))
 def dumps(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
-    except RecursionError:
-        raise
     except Exception:
         return dumps_by_value(value)
 
