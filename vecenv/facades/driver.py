@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
@@ -16,7 +15,6 @@ from vecenv.engine.arguments import check_options, next_seed
 from vecenv.engine.results import Results, Step, StepById, copy_objects
 from vecenv.wrappers import VectorEnvWrapper, resets_in_step
 
-Restore = Callable[[Any], Any]
 NOT_OFFERED = {
     "wait_num": "all envs step together here; use a vecenv class directly, whose step returns the ready envs",
     "timeout": "all envs step together here; step_timeout limits a step of an env, step_wait(timeout) limits a wait",
@@ -47,7 +45,6 @@ class Driver:
         """True if a step can also reset ended envs."""
         self._receives = overrides_nothing(venv, "recv")
         self._ids = range(len(venv))
-        self._as_ints = int_restorer(venv.observation_space[0])
 
     def use_engine(self) -> None:
         """Use the current engine. A lazy vector env makes a new engine at each start."""
@@ -109,7 +106,7 @@ class Driver:
         row, returned = self._venv.engine.results.infos.final_obs.get(i, (None, None)) if is_ours else (None, None)
         if row is last_obs:
             return row if returned is None else returned
-        return last_obs if self._as_ints is None else self._as_ints(last_obs)
+        return last_obs
 
     def _restore_infos(self, ids: Sequence[int], infos: Sequence[dict[str, Any]]) -> None:
         """Remove the `env_id` that vecenv adds, and restore the env's own entry of this name."""
@@ -209,10 +206,9 @@ class EndedStep:
 
     `last_obs` and `last_infos` belong to these episodes. Observations and infos in `step` begin the next episodes.
     Unless `were_reset`, the step did not reset these envs: reset the envs `not_reset`, and pass the results to `begin`.
-    `restore` is the `int_restorer` of the observation space.
     """
 
-    def __init__(self, step: StepById, ids: Sequence[int], were_reset: bool, restore: Restore | None) -> None:
+    def __init__(self, step: StepById, ids: Sequence[int], were_reset: bool) -> None:
         self.ids, self.not_reset = ids, () if were_reset else ids
         obs, rew, terminated, truncated, by_id = step
         self.infos = infos = dict(by_id.items())
@@ -221,8 +217,7 @@ class EndedStep:
             self.last_obs = [infos[i].pop("final_obs") for i in ids]
             self.last_infos = [infos[i].pop("final_info") for i in ids]
             return
-        rows = [_copied_row(obs, i) for i in ids]
-        self.last_obs = rows if restore is None else list(map(restore, rows))
+        self.last_obs = [_copied_row(obs, i) for i in ids]
         self.last_infos = [infos.get(i, {}) for i in ids]
 
     def begin(self, first_obs: Any, first_infos: Mapping[int, dict[str, Any]]) -> None:
@@ -232,36 +227,6 @@ class EndedStep:
 
 def _copied_row(obs: Any, i: int) -> Any:
     return nest.map(lambda leaf: leaf[i].copy() if leaf.dtype != object else leaf[i], obs)
-
-
-def int_restorer(space: Any) -> Restore | None:
-    """Return a function that restores the Python ints of Discrete spaces, which are int64 in a batch.
-
-    Return `None` if the space has no Discrete part of dtype int64.
-
-    >>> restore = int_restorer(spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 1))))
-    >>> restore((np.int64(2), np.float32(0.5)))
-    (2, np.float32(0.5))
-    """
-    if isinstance(space, spaces.Discrete):
-        return _as_int if space.dtype == np.int64 else None
-    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return None
-    children: dict[Any, Any] = dict(space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces))
-    found = {key: restore for key, child in children.items() if (restore := int_restorer(child))}
-
-    def restore_parts(obs: Any) -> Any:
-        if isinstance(space, spaces.Dict) and isinstance(obs, dict):
-            return {key: found[key](part) if key in found else part for key, part in obs.items()}
-        if isinstance(space, spaces.Tuple) and isinstance(obs, tuple) and len(obs) == len(children):
-            return tuple(found[i](part) if i in found else part for i, part in enumerate(obs))
-        return obs
-
-    return restore_parts if found else None
-
-
-def _as_int(value: Any) -> Any:
-    return int(value) if value.__class__ is np.int64 else value
 
 
 def check_facade_options(facade: type[Any], kind: type[Any], options: Mapping[str, Any], **not_offered: str) -> None:

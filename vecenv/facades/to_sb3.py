@@ -23,7 +23,7 @@ from vecenv.engine.results import StepById
 from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
 from vecenv.facades.async_calls import is_half
-from vecenv.facades.driver import Driver, EndedStep, check_resets, int_restorer
+from vecenv.facades.driver import Driver, EndedStep, check_resets
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 
 try:
@@ -80,7 +80,6 @@ class SB3VecEnv(LayerMark, VecEnv):
         self._pending = False
         super().__init__(self.venv.env_num, self.venv.observation_space[0], self.venv.action_space[0])
         self.metadata = dict(self.venv.metadata[0] or {})
-        self._as_ints = int_restorer(self.observation_space)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.venv!r})"
@@ -155,7 +154,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         return obs, rewards.astype(np.float32), dones, infos
 
     def _end_episodes(self, step: StepById, ids: list[int], infos: list[dict[str, Any]]) -> None:
-        ended = EndedStep(step, ids, self._resets_in_step, self._as_ints)
+        ended = EndedStep(step, ids, self._resets_in_step)
         if ended.not_reset:
             first_obs, first_infos = self._driver.reset(ended.not_reset)
             ended.begin(first_obs, dict(zip(ended.not_reset, first_infos, strict=True)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,8 @@ def _batched(ids: Sequence[int], infos: Sequence[Mapping[Any, Any]], n: int, mas
         return _infos_with_other_keys(zip(ids, infos, strict=True), n)
     # Fast path for equal keys.
     batch: dict[Any, Any] = {}
-    keys, is_whole = infos[0].keys(), len(ids) == n
+    keys, is_whole = infos[0], len(ids) == n
     for key, values in zip(keys, zip(*[info.values() for info in infos], strict=True), strict=True):
-        if key.__class__ is str and key[:1] == "_" and key[1:] in keys:  # see _is_mask_of_another
-            continue
         kind = values[0].__class__
         column: Any = None
         if key == "final_obs":
@@ -88,20 +86,18 @@ def _infos_with_other_keys(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int
             column[1].append(value)
     infos: dict[Any, Any] = {}
     for key, (ids, values) in columns.items():
-        if not _is_mask_of_another(key, columns):
-            infos[key] = object_column(ids, values, n) if key == "final_obs" else _column(ids, values, n)
-            infos[f"_{key}"] = _mask(ids, n)
+        infos[key] = object_column(ids, values, n) if key == "final_obs" else _column(ids, values, n)
+        infos[f"_{key}"] = _mask(ids, n)
     return infos
 
 
 def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any]:
     if not isinstance(infos, InfoColumns):
         return vector_infos(infos.items(), n)
-    keys = infos.schema.keys
-    if "final_obs" in keys or any(_is_mask_of_another(key, keys) for key in keys):
+    if "final_obs" in infos.schema.keys:
         return vector_infos(infos.items(), n)
     batch: dict[Any, Any] = {}
-    for key, kind, values in zip(keys, infos.schema.kinds, infos.columns, strict=True):
+    for key, kind, values in zip(infos.schema.keys, infos.schema.kinds, infos.columns, strict=True):
         mask = _mask(infos.ids, n)
         if kind is np.bool_:
             column = object_column(infos.ids, list(values), n)
@@ -141,11 +137,6 @@ def _mask(ids: Sequence[int], n: int) -> np.ndarray:
     mask = np.zeros(n, dtype=np.bool_)
     mask[list(ids)] = True
     return mask
-
-
-def _is_mask_of_another(key: Any, columns: Collection[Any]) -> bool:
-    """Return True for `_x` if there is a key `x`, whose mask replaces the env's own `_x`."""
-    return key.__class__ is str and key[:1] == "_" and key[1:] in columns
 
 
 def _column(ids: Sequence[int], values: Sequence[Any], n: int) -> Any:

@@ -98,13 +98,6 @@ def test_arrays_that_differ_in_dtype_or_shape_stay_what_they_are():
         assert infos["x"][2] is None
 
 
-def test_a_key_that_looks_like_a_mask_does_not_replace_the_mask():
-    infos = vector_infos([(0, {"x": 5, "_x": 7}), (1, {"_x": 7})], 3)
-    assert infos["x"].tolist() == [5, 0, 0]
-    assert infos["_x"].tolist() == [True, False, False]
-    assert vector_infos([(0, {"_y": 7})], 2)["_y"].tolist() == [7, 0]
-
-
 class Named(Reports):
     """Env whose infos have keys that the engine uses too."""
 

@@ -47,6 +47,8 @@ from vecenv.backends.worker.worker_setup import (
 from vecenv.errors import WorkerTimeoutError
 
 LONGEST_POLL = 3600.0
+MOST_STATES = 200
+"""A worker receives a file descriptor per state, and the system limits the number."""
 
 
 class WorkerPool(ABC):
@@ -127,6 +129,11 @@ class WorkerPool(ABC):
         with pickled_by_name() as states:
             self._env_fns = list(env_fns) if self.forked else self.pickle_env_fns(env_fns)
         self._states = list(states.values())
+        if len(states) > MOST_STATES and not self.forked:
+            raise ValueError(
+                f"the env functions have {len(states)} EnvCreators with a state each, at most {MOST_STATES} are "
+                "allowed: use one EnvCreator for several envs"
+            )
         self._reporting = None if self.forked else Reporting.of_this_process()
         self._transport_args = transport_args
         registered = self._registered()
