@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,57 +17,13 @@ from collector.episodes.episode import EPISODE_COLUMNS, EpisodeBatch
 from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
-from vecenv import nest
-from vecenv.extending import Layout, add_note, batch_actions, cast_exactly
+from vecenv import ObservationError, nest
+from vecenv.extending import Layout, add_note, batch_actions, fit_tree
 from vecenv.nest import as_array
 
 ROUNDS = 1024
 _BYTES = 2**24
 """Limits of the buffer: steps per env, and bytes. The smaller limit applies."""
-
-
-def fit_rows(rows: Any, layout: Any) -> Any:
-    """Return observations `(k, ...)` in the shapes and dtypes of `layout`, a tree of leaves.
-
-    Raises `DatasetError` for a wrong shape, or if a value would change, except by rounding to a float type.
-    """
-    if isinstance(layout, dict):
-        if not isinstance(rows, Mapping) or rows.keys() != layout.keys():
-            raise _misfit("observations", rows, f"a dict with the keys {[*layout]}")
-        return {key: fit_rows(rows[key], child) for key, child in layout.items()}
-    if isinstance(layout, tuple):
-        if not isinstance(rows, tuple) or len(rows) != len(layout):
-            raise _misfit("observations", rows, f"a tuple of {len(layout)}")
-        return tuple(map(fit_rows, rows, layout))
-    array = rows if rows.__class__ is np.ndarray or isinstance(rows, (dict, tuple)) else as_array(rows)
-    if array.__class__ is not np.ndarray:
-        raise _misfit(layout.path, rows, f"{layout.dtype} in the shape {layout.shape}")
-    if array.dtype == layout.dtype and array.shape[1:] == layout.shape:
-        return array
-    if array.shape[1:] + layout.shape == (1,):  # (k,) fits (k, 1), and the reverse
-        array = array.reshape(len(array), *layout.shape)
-    fits = array.shape[1:] == layout.shape
-    cast = cast_exactly(array, layout.dtype) if fits else None
-    if cast is None:
-        why = ", and casting would change the values" if fits else ""
-        raise _misfit(layout.path, array, f"{layout.dtype} in the shape {layout.shape}{why}")
-    return cast
-
-
-def _misfit(path: str, rows: Any, expected: str) -> DatasetError:
-    found = f"a {type(rows).__name__}"
-    if isinstance(rows, Mapping):
-        found += f" with the keys {[*rows]}"
-    elif isinstance(rows, tuple):
-        found += f" of {len(rows)}"
-    elif isinstance(rows, np.ndarray):
-        found = f"{rows.dtype} in the shape {rows.shape[1:]}"
-        if rows.dtype.kind in "biuf" and rows.size:
-            found += f" with values in [{rows.min()}, {rows.max()}]"
-    return DatasetError(
-        f"the vector env returned {path} as {found}; its observation space says {expected}: correct the space or the "
-        "env"
-    )
 
 
 class EpisodeRecorder:
@@ -111,6 +67,13 @@ class EpisodeRecorder:
             )
         return rows
 
+    def _fitted(self, obs: Any, k: int) -> Any:
+        """Return observations `(k, ...)` in the shapes and dtypes of the space. Raises `DatasetError`."""
+        try:
+            return fit_tree(nest.map(as_array, obs), self.layout.obs, (k,))
+        except ObservationError as error:
+            raise DatasetError(f"the vector env returned wrong observations: {error}; correct the space or the env") from error
+
     def _check_open(self) -> None:
         if self._finished:
             raise DatasetError(
@@ -126,7 +89,7 @@ class EpisodeRecorder:
         self._check_open()
         envs = self._all if ids is None else ids
         if obs is not None:
-            self._buffer.write("obs", self._count[envs] * self.n + envs, fit_rows(obs, self.layout.obs))
+            self._buffer.write("obs", self._count[envs] * self.n + envs, self._fitted(obs, len(envs)))
         self._first[envs], self._before[envs], self._seeds[envs] = self._count[envs], 0, seeds
         self._is_recorded[envs] = True
 
@@ -138,7 +101,7 @@ class EpisodeRecorder:
     ) -> np.ndarray:
         """Record a step of these envs (None: all). Return the indices of the rows that end episodes."""
         self._check_open()
-        n, buffer, obs = self.n, self._buffer, fit_rows(obs, self.layout.obs)
+        n, buffer, obs = self.n, self._buffer, self._fitted(obs, self.n if ids is None else len(ids))
         if (
             time.monotonic() >= self._due
             or (self._count[0] if self._all_stepped else self._count.max()) == buffer.steps
@@ -176,7 +139,7 @@ class EpisodeRecorder:
 
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
         """End the episodes of these envs. `last_obs` is not copied, so it must not change later."""
-        rows, known = fit_rows(last_obs, self.layout.obs), self._is_recorded[envs]
+        rows, known = self._fitted(last_obs, len(envs)), self._is_recorded[envs]
         if np.count_nonzero(known) < len(envs):
             envs, rows = envs[known], nest.take(rows, known)
         self._ended.append((envs, self._begun.take(envs, 1), self._count[envs], rows))

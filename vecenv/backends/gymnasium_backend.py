@@ -24,9 +24,9 @@ from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
 from vecenv.backends.host.env_access import ENV_CALLS, copy_if_possible, is_env
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, make_report
 from vecenv.backends.host.failure import capture
-from vecenv.backends.host.row_writer import Extra, Final, copy_containers, fit, is_exact
+from vecenv.backends.host.row_writer import Extra, Final, copy_containers, fit_tree, is_exact
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena, Layout, Leaf
+from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.errors import ClosedError, EnvContractError, ObservationError
 
 Infos = list[dict[str, Any]]
@@ -121,9 +121,6 @@ class GymnasiumBackend(NativeBackend):
 
     def bind(self, layout: Layout) -> Arena:
         self._row = layout.obs
-        self._batch = nest.map(
-            lambda leaf: Leaf.of(f"a batch of {leaf.path}", (self.env_num, *leaf.shape), leaf.dtype), layout.obs
-        )
         return super().bind(layout)
 
     def encode(
@@ -189,7 +186,7 @@ class GymnasiumBackend(NativeBackend):
         for i in resets.tolist():
             nest.put(actions, i, self.some_action)
         obs, reward, terminated, truncated, found = self.envs.step(actions)
-        nest.put(arena.obs, ..., self._fitted(obs, self._batch))
+        nest.put(arena.obs, ..., self._fitted(obs, (self.env_num,)))
         rewards, ends = np.array(reward, np.float64), dict[str, Any]()
         if self.mode is AutoresetMode.SAME_STEP:
             found, ends = _without_ends(found)
@@ -224,7 +221,7 @@ class GymnasiumBackend(NativeBackend):
                     f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
                 )
             last = ends[i][key]
-            nest.put(self.arena.obs, i, self._fitted(last, self._row))
+            nest.put(self.arena.obs, i, self._fitted(last))
             if not is_exact(last, self._row, self._row):
                 last_obs[i] = copy_if_possible(last)
             # Without a final_info, as in AtariVectorEnv, the first info of the next episode is also the last info.
@@ -241,7 +238,7 @@ class GymnasiumBackend(NativeBackend):
         else:
             obs, found = self.envs.reset(**self._reset_arguments(ids, payloads))
             self.native.note_reset(found)
-            obs, infos, self.was_reset = self._fitted(obs, self._batch), split_infos(found, self.env_num), True
+            obs, infos, self.was_reset = self._fitted(obs, (self.env_num,)), split_infos(found, self.env_num), True
         nest.put(self.arena.obs, ids, nest.take(obs, ids))
         self.over[ids] = False
         return infos
@@ -258,9 +255,9 @@ class GymnasiumBackend(NativeBackend):
             arguments["seed"] = self.native.seed_argument(seeds, ids.tolist())
         return arguments | ({"options": options} if options else {})
 
-    def _fitted(self, obs: Any, layout: Any) -> Any:
+    def _fitted(self, obs: Any, rows: tuple[int, ...] = ()) -> Any:
         try:
-            return nest.merge(lambda pair: fit(pair[1], pair[0]), [layout, obs])
+            return fit_tree(obs, self._row, rows)
         except ObservationError as error:
             raise ObservationError(
                 f"{self.name} returned an observation that does not fit its space: {error}"

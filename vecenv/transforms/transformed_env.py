@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.row_writer import convert_flag, convert_reward, fit, wrong_keys
+from vecenv.backends.host.row_writer import convert_flag, convert_reward, fit_tree
 from vecenv.backends.memory.arena import Leaf, space_tree
 from vecenv.engine.arguments import check_count, check_mapping
 from vecenv.envs.gym_env import Pixels, check_frame_skip, skip_frames
@@ -127,23 +126,14 @@ class TransformedRows(Wrapper):
 
     def _batch(self, obs: Any) -> Any:
         try:
-            return _as_rows(self._tree, obs)
+            return nest.merge(_as_batch, [self._tree, fit_tree(obs, self._tree)])
         except (ValueError, TypeError, ObservationError) as error:
             raise ObservationError(f"{self.env} returned an observation outside its space: {error}") from error
 
 
-def _as_rows(tree: Any, obs: Any) -> Any:
-    if isinstance(tree, Leaf):
-        return fit(obs, tree)[None]
-    if isinstance(tree, dict):
-        if not isinstance(obs, Mapping):
-            raise ObservationError(f"it is a {type(obs).__name__}, expected a dict with the keys {list(tree)}")
-        if obs.keys() != tree.keys():
-            raise wrong_keys(obs, tree)
-        return {key: _as_rows(leaf, obs[key]) for key, leaf in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_as_rows(leaf, value) for leaf, value in zip(tree, obs, strict=True))
-    return nest.object_array([obs])
+def _as_batch(leaf_and_part: list[Any]) -> np.ndarray:
+    leaf, part = leaf_and_part
+    return part[None] if isinstance(leaf, Leaf) else nest.object_array([part])
 
 
 class FrameSkip(EnvTransform):

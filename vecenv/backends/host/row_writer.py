@@ -199,38 +199,55 @@ def _dict_put(children: dict[Any, Put], own: Any) -> Put:
     keys, items = children.keys(), tuple(children.items())
 
     def put(obs: Any, objects: list[Any] | None) -> None:
-        if obs.__class__ is not dict and not isinstance(obs, Mapping):
-            raise ObservationError(
-                f"{_path(own)} is a {type(obs).__name__}, expected a dict with the keys {list(keys)}"
-            )
-        if obs.keys() != keys:
-            raise wrong_keys(obs, own)
+        if obs.__class__ is not dict or obs.keys() != keys:
+            _check_dict(obs, own)
         for key, child in items:
             child(obs[key], objects)
 
     return put
 
 
-def wrong_keys(obs: Mapping[Any, Any], own: Mapping[Any, Any]) -> ObservationError:
-    missing, extra = [k for k in own if k not in obs], [k for k in obs if k not in own]
-    return ObservationError(f"{_path(own)} has the wrong keys: missing {missing}, not in the space {extra}")
+def _check_dict(obs: Any, own: Mapping[Any, Any]) -> None:
+    if not isinstance(obs, Mapping):
+        raise ObservationError(f"{_path(own)} is a {type(obs).__name__}, expected a dict with the keys {list(own)}")
+    if obs.keys() != own.keys():
+        missing, extra = [k for k in own if k not in obs], [k for k in obs if k not in own]
+        raise ObservationError(f"{_path(own)} has the wrong keys: missing {missing}, not in the space {extra}")
 
 
 def _tuple_put(children: list[Put], own: Any) -> Put:
     def put(obs: Any, objects: list[Any] | None) -> None:
-        # As in gymnasium, lists and arrays are elements of a Tuple space.
-        is_sequence = isinstance(obs, (tuple, list)) or (isinstance(obs, np.ndarray) and obs.ndim > 0)
-        if not is_sequence or len(obs) != len(children):
-            got = f"a {type(obs).__name__}" + (f" of {len(obs)}" if is_sequence else "")
-            raise ObservationError(f"{_path(own)} is {got}, expected a tuple of {len(children)}")
+        _check_tuple(obs, own)
         for child, part in zip(children, obs, strict=True):
             child(part, objects)
 
     return put
 
 
-def fit(value: Any, leaf: Leaf) -> np.ndarray:
-    """Return `value` as an array with the shape and dtype of `leaf`.
+def _check_tuple(obs: Any, own: tuple[Any, ...]) -> None:
+    # As in gymnasium, lists and arrays are elements of a Tuple space.
+    is_sequence = isinstance(obs, (tuple, list)) or (isinstance(obs, np.ndarray) and obs.ndim > 0)
+    if not is_sequence or len(obs) != len(own):
+        got = f"a {type(obs).__name__}" + (f" of {len(obs)}" if is_sequence else "")
+        raise ObservationError(f"{_path(own)} is {got}, expected a tuple of {len(own)}")
+
+
+def fit_tree(obs: Any, tree: Any, rows: tuple[int, ...] = ()) -> Any:
+    """Return `obs` with arrays in the shapes `(*rows, *shape)` and dtypes of the leaves of `tree`.
+
+    Raises ObservationError as `fit`, and for other keys or numbers of parts.
+    """
+    if isinstance(tree, dict):
+        _check_dict(obs, tree)
+        return {key: fit_tree(obs[key], child, rows) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        _check_tuple(obs, tree)
+        return tuple(fit_tree(part, child, rows) for part, child in zip(obs, tree, strict=True))
+    return fit(obs, tree, rows) if isinstance(tree, Leaf) else obs
+
+
+def fit(value: Any, leaf: Leaf, rows: tuple[int, ...] = ()) -> np.ndarray:
+    """Return `value` as an array with the shape `(*rows, *leaf.shape)` and the dtype of `leaf`.
 
     Raises ObservationError for a different shape ((1,) and () count as equal), and if a value would change, except by
     rounding to a float type.
@@ -241,10 +258,10 @@ def fit(value: Any, leaf: Leaf) -> np.ndarray:
         raise ObservationError(f"{leaf.path} is ragged, {_expected(leaf)}") from None
     except Exception as error:  # a tensor with gradients, or an unknown dtype
         raise ObservationError(f"{leaf.path} is not an array: {error}; {_expected(leaf)}") from error
-    if array.shape != leaf.shape:
-        if array.shape + leaf.shape != (1,):
+    if array.shape != (shape := (*rows, *leaf.shape)):
+        if array.shape[: len(rows)] != rows or array.shape[len(rows) :] + leaf.shape != (1,):
             raise ObservationError(f"{leaf.path} is {_described(array)}, {_expected(leaf)}")
-        array = array.reshape(leaf.shape)
+        array = array.reshape(shape)
     if array.dtype == leaf.dtype:
         return array
     cast = cast_exactly(array, leaf.dtype)
