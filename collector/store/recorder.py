@@ -72,7 +72,9 @@ class EpisodeRecorder:
         try:
             return fit_tree(nest.map(as_array, obs), self.layout.obs, (k,))
         except ObservationError as error:
-            raise DatasetError(f"the vector env returned wrong observations: {error}; correct the space or the env") from error
+            raise DatasetError(
+                f"the vector env returned wrong observations: {error}; correct the space or the env"
+            ) from error
 
     def _check_open(self) -> None:
         if self._finished:

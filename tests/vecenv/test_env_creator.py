@@ -83,7 +83,7 @@ def test_envs_share_under_every_start_method_and_after_their_worker_was_killed(c
 
 
 def test_more_states_than_a_worker_can_receive_are_refused() -> None:
-    with pytest.raises(ValueError, match="201 EnvCreators with a state each, at most 200 .*: use one EnvCreator"):
+    with pytest.raises(ValueError, match=r"201 EnvCreators with a state each, at most 200 .*: use one EnvCreator"):
         ShmemVectorEnv([EnvCreator(counted) for _ in range(201)], num_workers=1)
 
 

@@ -235,7 +235,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         return all(self._ask(None, "has_attr", attr_name))
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of the envs `indices`, twice for a repeated index. Return a result per index."""
+        """Call a method of the envs `indices`, once per env. Return a result per index."""
         if isinstance(caller := self._driver.call_target(), Engine):
             return self._ask(indices, "call", method_name, method_args, method_kwargs)
         if "id" in method_kwargs:
@@ -266,14 +266,9 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     def _each(self, indices: Any, call: Callable[[list[int]], list[Any]]) -> list[Any]:
         ids = self._ids(indices)
-        values, left = [None] * len(ids), list(range(len(ids)))
-        while left:
-            place = {ids[at]: at for at in reversed(left)}  # first position of each env
-            asked = sorted(place, key=place.__getitem__)
-            for i, value in zip(asked, call(asked), strict=True):
-                values[place[i]] = value
-            left = [at for at in left if place[ids[at]] != at]
-        return values
+        asked = list(dict.fromkeys(ids))
+        values = dict(zip(asked, call(asked), strict=True)) if asked else {}
+        return [values[i] for i in ids]
 
     def _ids(self, indices: Any) -> list[int]:
         self._check_idle()

@@ -311,7 +311,10 @@ def test_observations_are_stored_in_the_dtype_of_their_space(mode: AutoresetMode
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ((lambda obs: halved(obs) + 1e300, whole, whole), r"obs is float64 .*, the space has float32 \(3,\); .*correct"),
+        (
+            (lambda obs: halved(obs) + 1e300, whole, whole),
+            r"obs is float64 .*, the space has float32 \(3,\); .*correct",
+        ),
         (
             (whole, lambda obs: obs[:, :2], halved),
             r"obs is float32 \(\d, 2\) .*, the space has float32 \(3,\); correct",
