@@ -15,7 +15,7 @@ from vecenv.backends.backend import NO_EXTRAS, Taken, WorkerInfo
 from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import NO_EXTRA, Extra, Final, wrong_reward_shape
-from vecenv.backends.memory.arena import Arena, Layout, ObjectLeaf
+from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.status import EnvStatus
 from vecenv.errors import Partial, is_bystander
@@ -27,10 +27,7 @@ StepById = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str,
 
 
 class Results:
-    """Builder of the batches that an engine returns (copies, or views of the arena).
-
-    `spaced` is False if no env has an observation space. Observations are then stacked until their shapes first differ.
-    """
+    """Builder of the batches that an engine returns (copies, or views of the arena)."""
 
     def __init__(
         self,
@@ -41,7 +38,6 @@ class Results:
         *,
         copy: bool,
         stack_obs: bool,
-        spaced: bool,
     ) -> None:
         self._arena, self._recovery, self._env_status = arena, recovery, status
         self.copies = copy
@@ -49,9 +45,8 @@ class Results:
         self.infos = ReturnedInfos(arena, self._all)
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
-        self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
-        self._obs_array = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
-        self._has_views = not (self._objects or self.splits or self._unspaced)
+        self._obs_array = arena.obs if isinstance(arena.obs, np.ndarray) else None
+        self._has_views = not (self._objects or self.splits)
         """True if a batch of all envs has the arena's observation arrays, or copies of them."""
         self._copied_columns: tuple[np.ndarray, ...] | None = None
         """Arrays whose copies are a batch of all envs. `None` without `copy`, or if a batch needs more than copies."""
@@ -60,8 +55,6 @@ class Results:
         self._reward_shape: tuple[int, ...] | None = None
         self.checks_scalars = True
         """True if scalar rewards need a check, because the first reward is unknown or was a vector."""
-        self._row_shape: tuple[int, ...] | None = None
-        self._ragged = False
         self.repeats_objects = recovery.absorbs
         """True if objects in observations are copied, because on_error="restart" repeats an object in two batches."""
 
@@ -96,8 +89,6 @@ class Results:
             ids_list = self._all if ids is None else ids.tolist()
             row = partial(_row, owns_objects=self.repeats_objects)
             return nest.object_array([nest.map(partial(row, i=i), self._arena.obs) for i in ids_list])
-        if self._unspaced:
-            return self._stack_if_even(self._rows(self._arena.obs, ids))
         return nest.map(lambda leaf: self._rows(leaf, ids), self._arena.obs)
 
     def _rows(self, leaf: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
@@ -106,15 +97,6 @@ class Results:
         if ids is not None:
             return leaf[ids]
         return leaf.copy() if self.copies else leaf
-
-    def _stack_if_even(self, values: np.ndarray) -> np.ndarray:
-        if not self._ragged:
-            for value in values:
-                shape = np.shape(value) if isinstance(value, (np.ndarray, np.generic, int, float)) else None
-                if self._row_shape is None:
-                    self._row_shape = shape
-                self._ragged = self._ragged or shape is None or shape != self._row_shape
-        return values if self._ragged else np.stack([np.asarray(value) for value in values])
 
     def rew(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> np.ndarray:
         """Return rewards with the shape (k,), or (k, ...) for vector rewards. A reset env has reward 0."""

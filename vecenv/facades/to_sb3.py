@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeGuard
 
@@ -245,11 +245,9 @@ class SB3VecEnv(LayerMark, VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
         """Return for each env whether it has a wrapper of this class or a subclass.
 
-        For a gymnasium VectorEnv, only class names may be known. A name that several wrapper classes share is ignored.
+        For a gymnasium VectorEnv, only the names of classes may be known, so subclasses are not found.
         """
-        names = {f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"}
-        names |= {cls.__name__ for cls in _family(wrapper_class)}
-        names -= {cls.__name__ for cls in _family(gymnasium.Wrapper) if not issubclass(cls, wrapper_class)}
+        names = {f"{wrapper_class.__module__}.{wrapper_class.__qualname__}", wrapper_class.__name__}
         return [not names.isdisjoint(found) for found in self._ask(indices, "wrapper_classes")]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
@@ -306,8 +304,6 @@ def _checked(venv: Any) -> BaseVectorEnv:
     for name in ("observation_space", "action_space"):
         found = getattr(venv, name)
         for i, space in enumerate(found):
-            if space is None:
-                raise ValueError(f"SB3 needs an {name}, but env {i} has no {name}")
             if space != found[0]:
                 raise ValueError(
                     f"SB3 needs envs with equal spaces: the {name} is {space} in env {i}, but {found[0]} in env 0"
@@ -331,9 +327,3 @@ def _is_plain(info: dict[str, Any]) -> bool:
 def _own(leaf: np.ndarray) -> np.ndarray:
     """Copy a view, because the next step would overwrite it."""
     return leaf if leaf.flags.owndata else leaf.copy()
-
-
-def _family(cls: type[Any]) -> Iterator[type[Any]]:
-    yield cls
-    for child in cls.__subclasses__():
-        yield from _family(child)

@@ -98,9 +98,7 @@ class TransformedRows(Wrapper):
     def __init__(self, env: Env, transform: Compose) -> None:
         super().__init__(env)
         self.transform = transform
-        own = getattr(env, "observation_space", None)
-        if own is None:
-            raise ValueError(f"transforms need an env with an observation_space, but {env} has none")
+        own = env.observation_space
         self._tree = space_tree(own, "obs")
         self.observation_space = transform.transform_observation_space(own)
         self.action_space = transform.transform_action_space(env.action_space)

@@ -151,7 +151,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
     def _seed_action_spaces(self, seeds: Any) -> None:
         for space, seed in zip(self._action_space or (), seeds, strict=False):
-            if seed is not None and space is not None:
+            if seed is not None:
                 space.seed(seed)
 
     def state_dict(self) -> dict[str, Any]:

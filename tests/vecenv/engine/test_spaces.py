@@ -15,7 +15,6 @@ from tests.support.cases import (
     custom,
     equal_bits,
     playing,
-    same,
     samples,
     sharing,
 )
@@ -134,32 +133,6 @@ class TestObjects:
             assert all(type(graph) is spaces.GraphInstance for graph in first)
             assert [graph.nodes.item() for graph in first] == [0, 1, 2]
             assert [graph.nodes.item() for graph in second] == [4, 5, 6]
-
-
-class TestEnvsWithoutSpaces:
-    def test_arrays_are_stacked_as_they_come(self):
-        script = [np.arange(3, dtype=np.int16), np.ones(3, np.int16)]
-        for obs, row in zip(seen(None, script, script, steps=1), script, strict=True):
-            assert equal_bits(obs, np.stack([row] * 2))
-        with DummyVectorEnv(playing(None, [1.0])) as venv:
-            assert venv.observation_space == [None]
-            assert venv.reset()[0].tolist() == [1.0]
-
-    @pytest.mark.parametrize(
-        "values",
-        [
-            [np.full((3, 4), 7.0), np.full((3, 5), 7.0)],
-            [np.zeros(1), np.zeros(())],
-            [np.zeros(2), np.zeros(3), np.zeros(2)],
-            [None, None],
-            [{"a": 1}, {"b": [2]}],
-        ],
-        ids=str,
-    )
-    def test_what_cannot_be_stacked_is_an_array_of_objects(self, values):
-        for obs in seen(None, *([value] for value in values)):
-            assert (obs.dtype, obs.shape) == (object, (len(values),))
-            assert all(map(same, obs, values))
 
 
 class TestEnvsThatDiffer:

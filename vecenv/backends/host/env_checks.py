@@ -36,10 +36,10 @@ def check_single_agent(env: Any, origin: str) -> None:
 
 
 def check_spaces(report: Any, origin: str) -> None:
-    """Raise TypeError for spaces of another package, for example of `gym`. An env may have no spaces (`None`)."""
+    """Raise TypeError for spaces of another package, for example of `gym`."""
     for name in ("observation_space", "action_space"):
         space = getattr(report, name)
-        if space is not None and not isinstance(space, gymnasium.Space):
+        if not isinstance(space, gymnasium.Space):
             raise TypeError(
                 f"{origin} returned an env whose {name} is a {type(space).__module__}.{type(space).__qualname__}, "
                 "expected a space of gymnasium. For an env of the package gym 0.26, write: import shimmy; "

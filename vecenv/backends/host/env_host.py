@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 
 from vecenv import nest
@@ -36,7 +37,7 @@ Payload = Callable[[int, int], Any]
 
 
 class EnvReport(NamedTuple):
-    """Attributes of a new env. Missing attributes are `None`."""
+    """Attributes of a new env. Missing attributes except spaces are `None`."""
 
     observation_space: Any
     action_space: Any
@@ -274,5 +275,9 @@ def report_of(env: Any) -> EnvReport:
 
 
 def make_report(parts: Sequence[Any]) -> EnvReport:
-    """Build a report with copied spaces, so that the caller's samples do not advance the env's generators."""
-    return EnvReport(*copy.deepcopy(parts[:2]), *parts[2:])
+    """Build a report with copied spaces, so that the caller's samples do not advance the env's generators.
+
+    A missing space becomes a `gymnasium.Space()`, whose elements may be any objects.
+    """
+    spaces = copy.deepcopy([gymnasium.Space() if space is None else space for space in parts[:2]])
+    return EnvReport(*spaces, *parts[2:])

@@ -11,8 +11,8 @@ final       (n, *shape)     with `autoreset`: last observation of the episode th
 info        (n, 512)  uint8 an info of numbers and small arrays (see `infos.py`)
 
 A leaf is a part of a nested observation or action, for example `obs["image"]`. Parts with a fixed shape are array
-leaves. Other parts are object leaves, which are pickled: Text, Graph, Sequence, OneOf and custom spaces, parts whose
-keys, shapes or dtypes differ between envs, and envs without a space. An action with an object leaf is pickled whole.
+leaves. Other parts are object leaves, which are pickled: Text, Graph, Sequence, OneOf and custom spaces, and
+parts whose keys, shapes or dtypes differ between envs. An action with an object leaf is pickled whole.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def merge_trees(trees: Sequence[Any], path: str) -> Any:
 
 
 def common_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> Layout:
-    """Return the layout of a batch of envs with these spaces (`None` for an env without a space)."""
+    """Return the layout of a batch of envs with these spaces."""
     obs = merge_trees([space_tree(space, "obs") for space in observation_spaces], "obs")
     action = merge_trees([space_tree(space, "action") for space in action_spaces], "action")
     leaves = list(nest.leaves(action))
