@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from vecenv import nest
 from vecenv.backends.backend import NO_EXTRAS, Taken, WorkerInfo
-from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import NO_EXTRA, Extra, Final, wrong_reward_shape
 from vecenv.backends.memory.arena import Arena, Layout
@@ -24,6 +24,9 @@ Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
 StepById = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str, Any]]]
 """(obs, rew, terminated, truncated, non-empty infos by env id)"""
+
+
+FAILURE_OF = attrgetter("failure")
 
 
 class Results:
@@ -55,8 +58,6 @@ class Results:
         self._reward_shape: tuple[int, ...] | None = None
         self.checks_scalars = True
         """True if scalar rewards need a check, because the first reward is unknown or was a vector."""
-        self.repeats_objects = recovery.absorbs
-        """True if objects in observations are copied, because on_error="restart" repeats an object in two batches."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
         return *self._columns(ids, taken.extras), self.infos.rows(asked, taken)
@@ -87,13 +88,10 @@ class Results:
             return self._rows(self._obs_array, ids)
         if self.splits:
             ids_list = self._all if ids is None else ids.tolist()
-            row = partial(_row, owns_objects=self.repeats_objects)
-            return nest.object_array([nest.map(partial(row, i=i), self._arena.obs) for i in ids_list])
+            return nest.object_array([nest.map(partial(_row, i=i), self._arena.obs) for i in ids_list])
         return nest.map(lambda leaf: self._rows(leaf, ids), self._arena.obs)
 
     def _rows(self, leaf: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
-        if leaf.dtype == object and self.repeats_objects:
-            return copy_objects(leaf if ids is None else leaf[ids])
         if ids is not None:
             return leaf[ids]
         return leaf.copy() if self.copies else leaf
@@ -147,7 +145,7 @@ class Results:
         extras = taken.extras
         recovery.record_lost()
         failed = []
-        if extras and (rows or any(extra.failure is not None for extra in extras.values())):
+        if extras and (rows or any(map(FAILURE_OF, extras.values()))):
             failed = recovery.absorb_failures(extras, rows)
         if self._env_status.strict:
             self._env_status.record_ends(ids, taken, self._arena)
@@ -175,15 +173,9 @@ class Results:
         raise errors[first]
 
 
-def copy_objects(leaf: np.ndarray) -> np.ndarray:
-    return nest.object_array([copy_if_possible(value) for value in leaf]) if leaf.dtype == object else leaf.copy()
-
-
-def _row(leaf: np.ndarray, i: int, owns_objects: bool = False) -> Any:
+def _row(leaf: np.ndarray, i: int) -> Any:
     row = leaf[i]
-    if leaf.dtype == object:
-        return copy_if_possible(row) if owns_objects else row
-    return row.copy() if isinstance(row, np.ndarray) else row
+    return row.copy() if isinstance(row, np.ndarray) and leaf.dtype != object else row
 
 
 COPIES = np.frompyfunc(dict.copy, 1, 1)

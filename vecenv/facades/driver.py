@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
 from vecenv.engine.arguments import check_options, next_seed
-from vecenv.engine.results import Results, Step, StepById, copy_objects
+from vecenv.engine.results import Results, Step, StepById
 from vecenv.wrappers import VectorEnvWrapper, resets_in_step
 
 NOT_OFFERED = {
@@ -31,13 +31,13 @@ class Driver:
     As in gymnasium and SB3, actions are not cast, and envs in this process share objects with the caller.
 
     If `venv` returns views of its memory, results are copied, because the next step would overwrite the views. With
-    `copy=False`, observations stay views. With `repeats_objects`, each batch has copies of object observations.
+    `copy=False`, observations stay views.
 
     `engine` is `None` if `venv` is a wrapper, or a subclass that overrides `reset`, `step`, `send` or `recv`.
     """
 
-    def __init__(self, venv: Any, copy: bool = True, repeats_objects: bool = False) -> None:
-        self._venv, self._copies_obs, self._repeats_objects = venv, copy, repeats_objects
+    def __init__(self, venv: Any, copy: bool = True) -> None:
+        self._venv, self._copies_obs = venv, copy
         self.use_engine()
         engine = getattr(venv, "engine", None)
         self.has_views = engine is not None and not engine.results.copies
@@ -52,7 +52,6 @@ class Driver:
         engine = getattr(self._venv, "engine", None)  # a wrapper returns the engine of its venv
         if engine is not None and not engine.closed:
             engine.actions.casts = engine.backend.copies = False
-            engine.results.repeats_objects |= self._repeats_objects
 
     def step(self, actions: Any, autoreset: bool) -> StepById:
         if self.engine is not None:
@@ -159,13 +158,11 @@ class EpisodeTracker:
         if self._stored_obs is None:
             n = len(self.over)
             self._stored_obs = nest.map(lambda leaf: np.zeros((n, *leaf.shape[1:]), leaf.dtype), obs)
-        nest.put(
-            self._stored_obs, ids, nest.map(lambda leaf: copy_objects(leaf) if leaf.dtype == object else leaf, obs)
-        )
+        nest.put(self._stored_obs, ids, obs)
 
     def latest_obs(self) -> Any:
         """Return the latest observations of all envs, copied unless the vector env returns views."""
-        return nest.map(copy_objects, self._stored_obs) if self._stores_obs else self._venv.engine.results.obs(None, {})
+        return nest.map(np.copy, self._stored_obs) if self._stores_obs else self._venv.engine.results.obs(None, {})
 
     def seeds_for(self, ids: Sequence[int], given: Sequence[int | None] | None = None) -> dict[str, list[int | None]]:
         if not self._seeded:

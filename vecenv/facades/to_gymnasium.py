@@ -113,7 +113,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         )
         self.action_space, self.single_action_space = action_spaces(venv.action_space)
         self.venv = venv  # after all checks, because `close` also closes `self.venv`
-        self._driver = Driver(venv, copy, repeats_objects=True)  # `latest_obs` repeats earlier objects
+        self._driver = Driver(venv, copy)
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
         self._takes_arrays = takes_arrays(self.action_space, self.single_action_space)

@@ -342,7 +342,8 @@ MISTAKES = [
     (UNKNOWN, r"`Wlak`.* The module 'numbers' was imported, and registers", lambda: GymEnv("numbers:Wlak")),
     (UNKNOWN, r"`Wlak`.* The module 'numbers' was imported, and registers", lambda: make_vec("numbers:Wlak")),
     (ModuleNotFoundError, "no_such_module", lambda: GymEnv("no_such_module:NoSuch-v0")),
-    *((ValueError, FRAME_SKIP, lambda n=n: GymEnv("Pendulum-v1", frame_skip=n)) for n in (0, -1, 2.0, True, "4")),
+    *((ValueError, FRAME_SKIP, lambda n=n: GymEnv("Pendulum-v1", frame_skip=n)) for n in (0, -1)),
+    *((TypeError, FRAME_SKIP, lambda n=n: GymEnv("Pendulum-v1", frame_skip=n)) for n in (2.0, True, "4")),
     (
         ValueError,
         "skips frames already: 4 per step",
