@@ -285,10 +285,7 @@ class GymnasiumBackend(NativeBackend):
             return [True] * len(ids)
         if op in DIRECT and (own := self.own_envs) is not None:
             return [ENV_CALLS[op](own[i], *each) for i, each in zip(ids, args, strict=True)]
-        if op == "wrapper_classes" and hasattr(envs, "call"):
-            # gymnasium writes a wrapped env as <Outer<Inner<Env>>>.
-            values = [text.split("<")[1:-1] for text in envs.call("__str__")]
-        elif op == "get_env_attr":
+        if op == "get_env_attr":
             values = envs.get_attr(name) if hasattr(envs, "get_attr") else [getattr(self.envs, name)] * n
         elif op == "render":
             frames = envs.render(**name)

@@ -245,10 +245,10 @@ class SB3VecEnv(LayerMark, VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
         """Return for each env whether it has a wrapper of this class or a subclass.
 
-        For a gymnasium VectorEnv, only the names of classes may be known, so subclasses are not found.
+        False if the envs are in processes of gymnasium's AsyncVectorEnv.
         """
-        names = {f"{wrapper_class.__module__}.{wrapper_class.__qualname__}", wrapper_class.__name__}
-        return [not names.isdisjoint(found) for found in self._ask(indices, "wrapper_classes")]
+        name = f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"
+        return [name in found for found in self._ask(indices, "wrapper_classes")]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """Return an image per env. Warn and return a list of None unless `render_mode` is "rgb_array"."""

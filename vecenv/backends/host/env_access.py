@@ -59,20 +59,10 @@ RENDER_PATIENCE = 5.0
 _rendering = threading.RLock()
 
 
-def _has_rules(layer: Any, method: str) -> bool:
-    gymnasiums = (None, getattr(gymnasium.Env, method), getattr(gymnasium.Wrapper, method))
-    return getattr(type(layer), method, None) not in gymnasiums
-
-
 def find_attr(env: Any, name: str) -> Any:
-    """Return the attribute of the outermost layer that has it, or raise AttributeError.
-
-    If a layer overrides `get_wrapper_attr`, that method also answers for the layers inside.
-    """
+    """Return the attribute of the outermost layer that has it, or raise AttributeError."""
     cause = None
     for layer in layers(env):
-        if _has_rules(layer, "get_wrapper_attr"):
-            return layer.get_wrapper_attr(name)
         try:
             return getattr(layer, name)
         except AttributeError as error:
@@ -89,14 +79,8 @@ def has_attr(env: Any, name: str) -> bool:
 
 
 def set_attr(env: Any, name: str, value: Any) -> None:
-    """Set the attribute in the outermost layer that has it, or else in the innermost env.
-
-    If a layer overrides `set_wrapper_attr`, that method also acts for the layers inside.
-    """
+    """Set the attribute in the outermost layer that has it, or else in the innermost env."""
     for layer in (stack := layers(env)):
-        if _has_rules(layer, "set_wrapper_attr"):
-            layer.set_wrapper_attr(name, value)
-            return
         # An attribute that a wrapper's `__getattr__` forwards belongs to a layer inside.
         if layer is stack[-1] or name in _vars(layer) or hasattr(type(layer), name):
             setattr(layer, name, value)
