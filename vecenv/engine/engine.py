@@ -85,12 +85,9 @@ class Engine:
         """Shape (n, ...) and dtype of actions that need no conversion or check. `None` if no actions qualify."""
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
             self._plain_shape, self._plain_dtype = (n, *layout.action.shape), layout.action.dtype
-        spaced = any(report.observation_space is not None for report in self.reports)
         self.status = EnvStatus(backend, self.recovery, self.mark, self.is_async, strict)
         self.all_ids = self.status.all_ids
-        self.results = Results(
-            self.arena, layout, self.recovery, self.status, copy=copy, stack_obs=stack_obs, spaced=spaced
-        )
+        self.results = Results(self.arena, layout, self.recovery, self.status, copy=copy, stack_obs=stack_obs)
         self.calls = EnvCalls(backend, self.recovery, self.reports, self.status, self.mark)
         self.statistics = Statistics(n)
         self._saw_end = False

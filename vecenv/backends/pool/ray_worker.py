@@ -20,7 +20,7 @@ from typing import Any
 
 from vecenv import ray_cluster
 from vecenv.backends.ipc.messages import CLOSED, Channel, Frame
-from vecenv.backends.ipc.serialization import dumps_apart, send_descriptors
+from vecenv.backends.ipc.serialization import dumps_apart
 from vecenv.backends.ipc.waiting import wakeup_fds
 from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE, NOTHING, PROGRESS
 from vecenv.backends.memory.shared_state import SharedState
@@ -317,7 +317,7 @@ class RayPool(WorkerPool):
             assert isinstance(worker, RayWorker)
             if not hmac.compare_digest(token, self._token) or not worker.alive:
                 return None
-            send_descriptors(sock, worker.fds_to_send)
+            socket.send_fds(sock, [b"."], worker.fds_to_send)
         except (OSError, struct.error, IndexError):  # not a worker, or gone
             return None
         sock.setblocking(True)

@@ -46,6 +46,8 @@ from vecenv.errors import WorkerTimeoutError
 from vecenv.seeds import worker_seeds
 
 LONGEST_POLL = 3600.0
+MOST_STATES = 200
+"""A worker receives a file descriptor per state, and the system limits the number."""
 
 
 class PoolOwner(Protocol):
@@ -123,6 +125,11 @@ class WorkerPool(ABC):
         with pickled_by_name() as states:
             self._env_fns = list(env_fns) if self.forked else self.pickle_env_fns(env_fns)
         self._states = list(states.values())
+        if len(states) > MOST_STATES and not self.forked:
+            raise ValueError(
+                f"the env functions have {len(states)} EnvCreators with a state each, at most {MOST_STATES} are "
+                "allowed: use one EnvCreator for several envs"
+            )
         self._reporting = None if self.forked else Reporting.of_this_process()
         registered = self._registered()
         for worker in self.workers:
