@@ -12,6 +12,7 @@ tyro builds the command line from the arguments and docstrings of these function
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -249,6 +250,7 @@ def export(
         out: the folder to write. With --to minari, an id such as mine/cartpole-v0 is a path inside Minari's folder.
             [for data/cartpole: data/cartpole-parquet, data/cartpole-lerobot, or the id exported/cartpole-v0]
     """
+    logging.basicConfig(format="%(message)s")  # shows what the export cannot store
     name = folder.resolve().name
     if to == "minari":
         out = out or f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import re
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
 from collector.episodes.episode import Episode, columns_of
 from collector.store.dataset import Dataset
 from collector.store.safe_folder import DatasetError
 from vecenv import nest
+from vecenv.extending import find_spec
 
 try:
     import minari
@@ -21,6 +25,7 @@ try:
 except ImportError as error:
     raise ImportError("Minari is missing: pip install 'vecenv[export]'") from error
 
+logger = logging.getLogger("vecenv")
 _ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
 
 
@@ -32,7 +37,7 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
     for kind, space in zip(("observation", "action"), spaces, strict=True):
         _check_keys(f"{dataset.folder}: {kind}", space)
     out.mkdir(parents=True)
-    storage = MinariStorage.new(out / "data", *spaces, _spec(dataset.head), data_format="hdf5", jpeg_encoding=False)
+    storage = MinariStorage.new(out / "data", *spaces, _spec(dataset), data_format="hdf5", jpeg_encoding=False)
     version = {"minari_version": minari.__version__, "dataset_id": dataset_id or id_of(name)}
     _add_metadata(storage, {**version, **notes})
     first = 0
@@ -87,8 +92,39 @@ def _buffer(episode: Episode, place: int) -> Any:
     return EpisodeBuffer(id=place, seed=episode.seed, observations=episode.obs, actions=episode.action, **columns)
 
 
-def _spec(head: dict[str, Any]) -> Any:
-    """Return the spec of the job's env, if registered, without importing a module."""
-    job = head.get("job")
-    name = job.get("env") if isinstance(job, dict) else None
-    return gymnasium.registry.get(name) if isinstance(name, str) else None
+def _spec(dataset: Dataset) -> EnvSpec | None:
+    """Return a spec that makes the job's env, with arguments, time limit and wrappers. Imports no module but ale_py.
+
+    Without such a spec, this logs the reason and returns None, because another env would be worse than no env.
+    """
+    job: Any = dataset.head.get("job")
+    try:
+        if not isinstance(job, dict):
+            raise ValueError("no job wrote it, so its env is not known")
+        if job.get("transforms"):
+            raise ValueError("gymnasium.make cannot make its transforms")
+        spec = _base_spec(str(job.get("env")))
+        spec.kwargs = {**spec.kwargs, **job.get("env_kwargs", {})}
+        spec.max_episode_steps = job.get("max_episode_steps") or spec.max_episode_steps
+        spec.additional_wrappers += tuple(map(_wrapper, job.get("wrappers", ())))
+        spec.to_json()  # raises ValueError for an env that was registered with an object instead of a name
+    except (ValueError, TypeError, KeyError) as error:
+        logger.warning("%s: the Minari data set cannot recover its env: %s", dataset.folder, str(error))
+        return None
+    return spec
+
+
+def _base_spec(name: str) -> EnvSpec:
+    module, _, env_id = name.rpartition(":")
+    try:
+        return copy.deepcopy(find_spec(f"ale_py:{env_id}" if env_id.startswith("ALE/") else env_id))
+    except (gymnasium.error.Error, ImportError) as error:
+        if module and env_id.isidentifier():  # a function, such as "my_module:make_env"
+            return EnvSpec(name, entry_point=name)
+        raise ValueError(f"{name} is not registered: export in a program that imports the module of the env") from error
+
+
+def _wrapper(entry: Any) -> WrapperSpec:
+    call = {"call": entry} if isinstance(entry, str) else entry
+    name = call["call"] if ":" in call["call"] else f"gymnasium.wrappers:{call['call']}"
+    return WrapperSpec(name.rpartition(":")[2], name, call.get("kwargs", {}))

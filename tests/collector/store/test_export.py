@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from collector import Dataset, DatasetError, StoreWriter, export, make_head
+from collector import Dataset, DatasetError, Job, StoreWriter, export, make_head, run_job
 from collector.__main__ import main
+from collector.jobs.replay import difference, repeat_actions
 from collector.store.shard_layout import arrays_of, is_of_obs
 from tests.support.backends import FULL
 from tests.support.stored import ACTION, OBS, episode, tree_episode, write
@@ -105,18 +107,73 @@ def test_pictures_are_lossless_in_minari(minari: Any, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.observations, pixels)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"env": "Pendulum-v1", "env_kwargs": {"g": 1.0}},
+        pytest.param({"env": "gymnasium.envs.classic_control:PendulumEnv", "env_kwargs": {"g": 2.0}}, marks=FULL),
+        pytest.param(
+            {
+                "env": "CartPole-v1",
+                "wrappers": ["TimeAwareObservation", {"call": "ClipReward", "kwargs": {"max_reward": 0.5}}],
+            },
+            marks=FULL,
+        ),
+        pytest.param({"env": "ALE/Pong-v5", "wrappers": ["GrayscaleObservation"]}, marks=FULL),
+    ],
+    ids=str,
+)
+def test_minari_recovers_the_env_of_a_job(settings: Any, minari: Any, tmp_path: Path) -> None:
+    """Steps of the env that Minari makes have the same bits."""
+    if settings["env"].startswith("ALE"):
+        pytest.importorskip("ale_py")
+    job = Job(**settings, episodes=2, max_episode_steps=15, backend="dummy", num_envs=2)
+    run_job(job, tmp_path / "a")
+    export(tmp_path / "a", "minari", tmp_path / "out")
+    with closing(minari.MinariDataset(tmp_path / "out/data").recover_environment()) as env:
+        for stored in Dataset(tmp_path / "a"):
+            assert difference(stored, repeat_actions(env, stored)) == ""
+
+
 @FULL
-def test_minari_keeps_the_spec_of_an_env_that_is_known(minari: Any, tmp_path: Path) -> None:
-    for env, expected in (("CartPole-v1", "CartPole-v1"), ("antigravity:Fly-v0", None)):
-        folder = tmp_path / env.replace(":", "-")
-        space = gymnasium.spec("CartPole-v1").make().unwrapped
-        with StoreWriter(folder / "a", make_head(space.observation_space, space.action_space, {"env": env})) as writer:
-            writer.add(episode(0, obs=np.zeros((6, 4), np.float32), action=np.zeros(5, np.int64)))
-            writer.end()
-        export(folder / "a", "minari", os.path.relpath(folder / "out"))
-        spec = minari.MinariDataset(folder / "out/data").env_spec
-        assert (spec and spec.id) == expected
+def test_minari_does_not_combine_data_of_different_envs(
+    minari: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minari 0.5.4 compares specs only. It combines data sets without specs."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    for name, gravity in (("moon", 1.6), ("earth", 9.8)):
+        job = Job(env="Pendulum-v1", env_kwargs={"g": gravity}, episodes=1, max_episode_steps=5, backend="dummy")
+        run_job(job, tmp_path / f"jobs/{name}")
+        export(tmp_path / f"jobs/{name}", "minari", tmp_path / f"pendulum/{name}-v0")
+    both = [minari.load_dataset(f"pendulum/{name}-v0") for name in ("moon", "earth")]
+    with pytest.raises(ValueError, match="different values for `env_spec`"):
+        minari.combine_datasets(both, "pendulum/both-v0")
+
+
+@FULL
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (None, "no job wrote it"),
+        ({"env": "antigravity:Fly-v0"}, "antigravity:Fly-v0 is not registered"),
+        ({"env": "CartPole-v1", "transforms": ["RewardSum"]}, "gymnasium.make cannot make its transforms"),
+        ({"env": "Objects-v0"}, "Callable found"),
+    ],
+)
+def test_without_the_whole_spec_minari_has_none(
+    job: Any, reason: str, minari: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gymnasium.register("Objects-v0", entry_point=lambda: gymnasium.make("CartPole-v1"))
+    with StoreWriter(tmp_path / "a", make_head(OBS, ACTION, job)) as writer:
+        writer.add(episode(0))
+        writer.end()
+    export(tmp_path / "a", "minari", tmp_path / "out")
+    assert minari.MinariDataset(tmp_path / "out/data").env_spec is None
+    (record,) = caplog.records
+    assert "the Minari data set cannot recover its env: " in record.message
+    assert reason in record.message
     assert "antigravity" not in sys.modules
+    gymnasium.registry.pop("Objects-v0")
 
 
 @FULL
