@@ -40,6 +40,7 @@ from collector.store.safe_folder import DatasetError
 from vecenv import WorkerTimeoutError
 
 MINARI_ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
+SUFFIXES = {"d3rlpy": ".h5", "robomimic": ".hdf5", "ogbench": ".npz"}
 Settings = Annotated[
     list[str], tyro.conf.UseAppendAction, arg(metavar="NAME=VALUE", help_behavior_hint="(may be repeated)")
 ]
@@ -239,7 +240,7 @@ def video(
 def export(
     folder: Folder,
     *,
-    to: Literal["minari", "lerobot", "parquet"],
+    to: Literal["minari", "lerobot", "parquet", "d3rlpy", "robomimic", "ogbench"],
     out: Annotated[str | None, arg(metavar="PATH", help_behavior_hint="")] = None,
 ) -> int:
     """Write the episodes of a folder in the format of another tool.
@@ -247,8 +248,8 @@ def export(
     Args:
         folder: a data set.
         to: the format.
-        out: the folder to write. With --to minari, an id such as mine/cartpole-v0 is a path inside Minari's folder.
-            [for data/cartpole: data/cartpole-parquet, data/cartpole-lerobot, or the id exported/cartpole-v0]
+        out: the folder or file to write. With --to minari, an id such as mine/cartpole-v0 is a path inside Minari's
+            folder. [for data/cartpole: data/cartpole-parquet, data/cartpole-d3rlpy.h5, or the id exported/cartpole-v0]
     """
     logging.basicConfig(format="%(message)s")  # shows what the export cannot store
     name = folder.resolve().name
@@ -256,7 +257,7 @@ def export(
         out = out or f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"
         where = _minari_folder() / out if MINARI_ID.fullmatch(out) else Path(out)
     else:
-        where = Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}")
+        where = Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}{SUFFIXES.get(to, '')}")
     sys.stdout.write(f"{export_dataset(folder, to, where)}\n")
     return 0
 

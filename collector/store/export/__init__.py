@@ -12,18 +12,21 @@ from collector.store.dataset import Dataset
 from collector.store.dataset_folder import check_outside
 from collector.store.safe_folder import DatasetError
 
-TARGETS = {"parquet": "arrow_files", "lerobot": "arrow_files", "minari": "minari_datasets"}
+TARGETS = {"parquet": "arrow_parquet", "lerobot": "arrow_lerobot", "minari": "minari_datasets"}
+TARGETS |= dict.fromkeys(("d3rlpy", "robomimic", "ogbench"), "trainer_files")
 """Module of each format, with a function `write_FORMAT(dataset, path, name=, **options)`."""
 
 
 def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.PathLike[str], **options: Any) -> Path:
     """Write the episodes of a data set, or of a slice, in another format. Returns `out`.
 
-    - `to="parquet"`: a folder with steps.parquet (a row per observation) and episodes.parquet.
+    - `to="parquet"`: the folders `steps` (a row per observation) and `episodes`, a table each, and schema.json.
     - `to="lerobot"`: a folder in LeRobot's format v3, without the last observation of each episode
       (docs/guides/datasets.md). Options: `fps` (30), `task`, `robot_type`.
     - `to="minari"`: a Minari data set, which is read back and compared. Options: `dataset_id`, and metadata such as
       `description`. Minari finds the data set if `out` is MINARI_DATASETS_PATH/namespace/name-v0.
+    - `to="d3rlpy"`, `"robomimic"` or `"ogbench"`: the HDF5 or NPZ file of this library, if rewards are numbers and
+      actions a single array (docs/guides/readers.md).
 
     Raises ValueError for an unknown `to`, and ImportError if a package is missing. Raises `DatasetError` if `out`
     exists or is inside a data set, if the data set has no episodes or lacks required spaces, or if the disk is full.

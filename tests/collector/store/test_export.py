@@ -42,37 +42,60 @@ def expected_arrays(data: Dataset) -> dict[str, np.ndarray]:
     return arrays_of(block)
 
 
-def array_of(column: Any, field: Any) -> np.ndarray:
-    """A column of Parquet as the array that its metadata describe."""
-    dtype, shape = field.metadata[b"dtype"].decode(), json.loads(field.metadata[b"shape"])
+def array_of(column: Any, about: Any) -> np.ndarray:
+    """A column of Parquet as the array that schema.json describes."""
     if str(column.type).startswith("fixed_size_binary"):
-        return np.frombuffer(b"".join(column.to_pylist()), dtype).reshape(-1, *shape)
-    return np.array(column.to_pylist(), dtype).reshape(-1, *shape)
+        return np.frombuffer(b"".join(column.to_pylist()), about["dtype"]).reshape(-1, *about["shape"])
+    return np.array(column.to_pylist(), about["dtype"])
 
 
 @FULL
 @made
 def test_parquet(make: Any, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    from collector.store.export.arrow_files import column_names
-
     data = Dataset(write(tmp_path / "a", make=make))
     out = export(data, "parquet", tmp_path / "out")
-    steps, episodes = parquet.read_table(out / "steps.parquet"), parquet.read_table(out / "episodes.parquet")
-    last = np.array(steps["is_last"])
+    steps, episodes = parquet.read_table(out / "steps"), parquet.read_table(out / "episodes")
+    columns, last = json.loads((out / "schema.json").read_text())["columns"], np.array(steps["is_last"])
+    assert [*columns] == steps.column_names
+    assert not any("." in name for name in columns)
+    found = {tuple(about["path"]): array_of(steps[name], about) for name, about in columns.items()}
     assert data.layout is not None
-    columns = column_names(data.layout)
-    assert set(columns.values()) <= set(steps.column_names)
-    for name in data.layout.rows:
-        column = columns[name]
-        found = array_of(steps[column].combine_chunks(), steps.schema.field(column))
-        expected = expected_arrays(data)[name]
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found if is_of_obs(name) else found[~last], expected)
+    for path, name in nest.items(data.layout.names):
+        expected, rows = expected_arrays(data)[name], found[path]
+        assert (rows.dtype, rows.shape[1:]) == (expected.dtype, expected.shape[1:])
+        np.testing.assert_array_equal(rows if is_of_obs(name) else rows[~last], expected)
     assert np.array(steps["step"])[last].tolist() == data.lengths.tolist()
     assert np.flatnonzero(steps["is_first"]).tolist() == (np.cumsum(data.lengths + 1) - data.lengths - 1).tolist()
+    assert np.array(steps["is_terminal"])[last].tolist() == [bool(each.terminated[-1]) for each in data]
+    assert not np.array(steps["is_terminal"])[~last].any()
     assert episodes["seed"].to_pylist() == [1000 + n for n in range(6)]
     assert episodes["return"].to_pylist() == data.returns.tolist()
+
+
+def test_tables_of_parquet_do_not_mix(tmp_path: Path) -> None:
+    """A reader of the whole folder fails at schema.json, instead of mixing rows of steps and episodes."""
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    out = export(write(tmp_path / "a"), "parquet", tmp_path / "out")
+    with pytest.raises(arrow.ArrowInvalid, match=r"schema\.json"):
+        parquet.read_table(out)
+
+
+@pytest.mark.parametrize(
+    ("keys", "columns"),
+    [(("arm.pos", "image"), ["obs_arm_pos", "obs_image"]), (("arm.pos", "arm_pos"), ["obs_0", "obs_1"])],
+)
+def test_columns_of_dicts_have_names_of_their_own(keys: Any, columns: list[str], tmp_path: Path) -> None:
+    """Lance refuses names with a dot."""
+    pytest.importorskip("pyarrow")
+    space, steps = spaces.Dict({key: spaces.Box(-1, 1, (2, 3)) for key in keys}), len(episode(0)) + 1
+    with StoreWriter(tmp_path / "a", make_head(space, ACTION)) as writer:
+        writer.add(episode(0, obs={key: np.zeros((steps, 2, 3), np.float32) for key in space}))
+        writer.end()
+    out = export(tmp_path / "a", "parquet", tmp_path / "out")
+    described = json.loads((out / "schema.json").read_text())["columns"]
+    found = {name: about["path"] for name, about in described.items() if name.startswith("obs")}
+    assert found == dict(zip(columns, [["obs", key] for key in space], strict=True))
 
 
 @FULL
@@ -183,7 +206,7 @@ def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     pictures = pytest.importorskip("PIL.Image")
     data = Dataset(write(tmp_path / "a", make=make))
     assert data.layout is not None
-    monkeypatch.setattr("collector.store.export.arrow_files.FILE_BYTES", data.layout.nbytes(data.steps, 0) // 4)
+    monkeypatch.setattr("collector.store.export.arrow_lerobot.FILE_BYTES", data.layout.nbytes(data.steps, 0) // 4)
     with pytest.raises(ValueError, match="fps must be an integer of at least 1, got 0"):
         export(data, "lerobot", tmp_path / "out", fps=0)
     out = export(data, "lerobot", tmp_path / "out", fps=10, task="count")
