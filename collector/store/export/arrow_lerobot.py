@@ -125,17 +125,21 @@ def _named(name: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _as_feature(name: str, array: np.ndarray) -> np.ndarray:
-    """Return pictures as `(k, height, width, channels)`, and other arrays unchanged."""
+    """Return pictures as `(k, height, width, channels)`, and other arrays as `(k,)` or `(k, n)`.
+
+    Arrays with more dimensions become vectors, because `delete_episodes` of LeRobot 0.6 fails for matrices.
+    """
     shape = array.shape[1:]
-    if array.dtype == np.uint8 and len(shape) == 2:
+    if array.dtype != np.uint8 or len(shape) < 2:
+        return array if len(shape) < 2 else array.reshape(len(array), -1)
+    if len(shape) == 2:
         array = array[..., None]
-    elif array.dtype == np.uint8 and len(shape) == 3 and shape[2] not in (1, 3) and shape[0] in (1, 3):
+    elif len(shape) == 3 and shape[2] not in (1, 3) and shape[0] in (1, 3):
         array = np.moveaxis(array, 1, 3)
-    if len(shape) > 5 or (array.dtype == np.uint8 and len(shape) > 1 and not _is_picture(array)):
+    if not _is_picture(array):
         raise DatasetError(
-            f"{name} is {array.dtype} of the shape {shape}; LeRobot has pictures with 1 or 3 channels, and other "
-            "arrays with up to 5 dimensions: record pictures without a frame stack (`delta_timestamps` of LeRobot "
-            "stacks frames), or export as Parquet"
+            f"{name} is {array.dtype} of the shape {shape}, but pictures of LeRobot have 1 or 3 channels: record "
+            "without a frame stack (`delta_timestamps` of LeRobot stacks frames), or export as Parquet"
         )
     return array
 
@@ -166,7 +170,11 @@ def _png(picture: np.ndarray) -> bytes:
 def _stats(array: np.ndarray) -> Stats:
     """Return the statistics of an episode: of each channel for pictures, else of each number of a row."""
     shape = (-1, 1, 1) if _is_picture(array) else array.shape[1:] or (1,)
-    rows = array.reshape(-1, array.shape[-1]) / 255 if _is_picture(array) else array.reshape(len(array), -1) + 0.0
+    rows = (
+        array.reshape(-1, array.shape[-1]) / 255
+        if _is_picture(array)
+        else array.reshape(len(array), -1).astype(np.float64)
+    )
     found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
     found |= dict(zip(QUANTILES, np.quantile(rows, [*QUANTILES.values()], axis=0), strict=True))
     return {**{name: each.reshape(shape) for name, each in found.items()}, "count": np.array([len(array)])}
