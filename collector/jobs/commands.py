@@ -35,12 +35,12 @@ from collector.jobs.job_runner import resume_job, run_job
 from collector.jobs.player import JobFailedError
 from collector.jobs.replay import make_videos, replay_episodes
 from collector.store.dataset import Dataset
+from collector.store.export import SUFFIXES, check_export
 from collector.store.export import export as export_dataset
 from collector.store.safe_folder import DatasetError
 from vecenv import WorkerTimeoutError
 
 MINARI_ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
-SUFFIXES = {"d3rlpy": ".h5", "robomimic": ".hdf5", "ogbench": ".npz"}
 Settings = Annotated[
     list[str], tyro.conf.UseAppendAction, arg(metavar="NAME=VALUE", help_behavior_hint="(may be repeated)")
 ]
@@ -262,6 +262,24 @@ def export(
     return 0
 
 
+def check(folder: Folder, export: Folder, *, json: bool = False) -> int:
+    """Compare an export with its data set, bit for bit, and print what the format does not hold.
+
+    Args:
+        folder: a data set.
+        export: a folder or file that the command `export` wrote.
+        json: print JSON.
+    """
+    found = check_export(folder, export)
+    if json:
+        _print_json(found)
+    else:
+        from collector.jobs.report import make_console, table_of
+
+        make_console().print(table_of([*found.items()]))
+    return 1 if any(text.startswith("DIFFERENT") for text in found.values()) else 0
+
+
 def _minari_folder() -> Path:
     try:
         return Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
@@ -272,7 +290,7 @@ def _minari_folder() -> Path:
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
-    each.__name__: each for each in (run, resume, info, verify, export, plot, video)
+    each.__name__: each for each in (run, resume, info, verify, export, check, plot, video)
 }
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from collector import DatasetError, Episode, Job, StoreWriter, export, make_head, run_job
-from collector.jobs.commands import SUFFIXES
-from collector.store.export import TARGETS
+from collector.store.export import SUFFIXES, TARGETS
 from vecenv import nest
 
 

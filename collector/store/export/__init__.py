@@ -14,7 +14,11 @@ from collector.store.safe_folder import DatasetError
 
 TARGETS = {"parquet": "arrow_parquet", "lerobot": "arrow_lerobot", "minari": "minari_datasets"}
 TARGETS |= dict.fromkeys(("d3rlpy", "robomimic", "ogbench"), "trainer_files")
-"""Module of each format, with a function `write_FORMAT(dataset, path, name=, **options)`."""
+"""Module of each format, with `write_FORMAT(dataset, path, name=, **options)` and `read_FORMAT(path, dataset)`."""
+FILES = {"schema.json": "parquet", "meta/info.json": "lerobot", "data/metadata.json": "minari"}
+"""Format of a folder with this file."""
+SUFFIXES = {"d3rlpy": ".h5", "robomimic": ".hdf5", "ogbench": ".npz"}
+HEADS = {"parquet": "in schema.json", "minari": "spaces, and the env's spec if known"}
 
 
 def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.PathLike[str], **options: Any) -> Path:
@@ -54,3 +58,26 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
     except OSError as error:
         raise DatasetError(f"cannot write {out}: {error.strerror or error}") from error
     return out
+
+
+def check_export(dataset: Dataset | str | os.PathLike[str], out: str | os.PathLike[str]) -> dict[str, str]:
+    """Compare an export with its data set, bit for bit. Return a text per column.
+
+    A text is "equal", "equal as float32" after a conversion, "not stored", or begins with "DIFFERENT". Raises
+    `DatasetError` if `out` is not an export, and ImportError if a package is missing.
+
+    Example::
+
+        check_export("data/cartpole", "data/cartpole-lerobot")["obs"]  # "equal, without the last row"
+    """
+    data, out = dataset if isinstance(dataset, Dataset) else Dataset(dataset), Path(out)
+    formats = [to for file, to in FILES.items() if (out / file).exists()]
+    formats += [to for to, suffix in SUFFIXES.items() if out.is_file() and out.suffix == suffix]
+    if not formats:
+        raise DatasetError(f"{out} is not an export: expected a folder, or a file that ends in .h5, .hdf5 or .npz")
+    if data.layout is None:
+        raise DatasetError(f"{data.folder}: the data set has no episodes")
+    from collector.store.export.comparison import compare
+
+    read = getattr(importlib.import_module(f"{__name__}.{TARGETS[formats[0]]}"), f"read_{formats[0]}")
+    return compare(data, read(out, data)) | {"spaces, job, versions": HEADS.get(formats[0], "not stored")}

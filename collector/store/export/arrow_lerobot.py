@@ -6,13 +6,14 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from collector.store.dataset import Dataset, Transitions
-from collector.store.export.arrow_parquet import arrow_array
+from collector.store.export.arrow_parquet import arrow_array, numpy_array
 from collector.store.export.step_table import check_sizes
 from collector.store.safe_folder import DatasetError
 from vecenv import nest
@@ -94,6 +95,31 @@ def write_lerobot(
     overall = {key: {name: each.tolist() for name, each in _combined(parts).items()} for key, parts in stats.items()}
     (out / "meta/stats.json").write_text(json.dumps(overall, indent=4))
     parquet.write_table(_tasks(task), out / "meta/tasks.parquet")
+
+
+def read_lerobot(out: Path, dataset: Dataset) -> Iterator[dict[str, Any]]:
+    assert dataset.layout is not None
+    names, rows = dataset.layout.names, dataset.layout.rows
+    features = json.loads((out / "meta/info.json").read_text())["features"]
+    found = dict(_named("observation", names["obs"])) | dict(_named("action", names["action"]))
+    if "observation" in found:
+        state = "observation.state" if "observation.state" in features else "observation.image"
+        found[state] = found.pop("observation")
+    found |= {f"next.{name}": name for name in ("reward", "terminated", "truncated")}
+    for file in sorted((out / "data").glob("*/*.parquet")):
+        table = parquet.ParquetFile(file).read()
+        arrays = {name: _decoded(table[feature], rows[name]) for feature, name in found.items()}
+        cuts = np.flatnonzero(np.diff(table["episode_index"])) + 1
+        for first, end in pairwise([0, *cuts.tolist(), len(table)]):
+            yield {name: array[first:end] for name, array in arrays.items()}
+
+
+def _decoded(column: Any, row: np.dtype) -> np.ndarray:
+    if column.type != _PNG:
+        return numpy_array(column, row)
+    pictures = np.stack([np.asarray(Image.open(io.BytesIO(cell["bytes"]))) for cell in column.to_pylist()])
+    is_last = len(row.shape) < 3 or row.shape[2] in (1, 3)
+    return pictures if is_last or pictures.ndim < 4 else np.moveaxis(pictures, 3, 1)
 
 
 def _write(table: Any, folder: Path, number: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 
 from collector.store.dataset import Dataset
 from collector.store.export.step_table import PLACE, check_sizes, column_names, step_rows
+from collector.store.shard_layout import is_of_obs
 from vecenv import nest
 
 try:
@@ -18,6 +21,8 @@ try:
     from pyarrow import parquet
 except ImportError as error:
     raise ImportError("exports as Parquet need pyarrow: pip install 'vecenv[export]'") from error
+
+SCHEMA = "schema.json"
 
 
 def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
@@ -47,7 +52,34 @@ def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
         columns.get(each, each): {"dtype": row.base.str, "shape": row.shape, "path": paths.get(each, [each])}
         for each, row in rows.items()
     }
-    (out / "schema.json").write_text(json.dumps({"columns": described, "head": dataset.head}, indent=1))
+    (out / SCHEMA).write_text(json.dumps({"columns": described, "head": dataset.head}, indent=1))
+
+
+def read_parquet(out: Path, dataset: Dataset) -> Iterator[dict[str, Any]]:
+    columns = {tuple(about["path"]): name for name, about in json.loads((out / SCHEMA).read_text())["columns"].items()}
+    assert dataset.layout is not None
+    leaves = [(name, columns[path]) for path, name in nest.items(dataset.layout.names) if path in columns]
+    about = iter(parquet.read_table(out / "episodes/episodes.parquet").to_pylist())
+    file = parquet.ParquetFile(out / "steps/steps.parquet")
+    for group in range(file.num_row_groups):
+        table = file.read_row_group(group)
+        rows = {name: numpy_array(table[column], dataset.layout.rows[name]) for name, column in leaves}
+        ends = np.flatnonzero(table["is_last"]) + 1
+        for first, end in pairwise([0, *ends.tolist()]):
+            found = {name: array[first : end - (not is_of_obs(name))] for name, array in rows.items()}
+            episode = next(about)
+            yield {**found, "number": episode["episode"], "seed": episode["seed"], "env_id": episode["env_id"]}
+
+
+def numpy_array(column: Any, row: np.dtype) -> np.ndarray:
+    """Return the rows of `arrow_array`."""
+    array = column.combine_chunks()
+    if pa.types.is_fixed_size_binary(array.type):
+        return np.frombuffer(b"".join(array.to_pylist()), row.base).reshape(-1, *row.shape)
+    while pa.types.is_fixed_size_list(array.type):
+        array = array.flatten()
+    found: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return found.reshape(len(column), -1) if len(found) != len(column) else found
 
 
 def arrow_type(row: np.dtype) -> Any:

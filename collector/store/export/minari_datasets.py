@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
-from collector.episodes.episode import Episode, columns_of
+from collector.episodes.episode import EPISODE_COLUMNS, Episode
 from collector.store.dataset import Dataset
+from collector.store.export.comparison import EQUAL, compare
 from collector.store.safe_folder import DatasetError
 from vecenv import nest
 from vecenv.extending import find_spec
@@ -46,9 +48,7 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
         numbers = [{"number": episode.number, "env_id": episode.env_id} for episode in block]
         storage.update_episode_metadata(numbers, range(first, first + len(block)))
         first += len(block)
-    written = minari.MinariDataset(out / "data")
-    about: Any = written.storage.get_episode_metadata(range(first))
-    if len(dataset) != written.total_episodes or not all(map(_same, dataset, written.iterate_episodes(), about)):
+    if {*compare(dataset, read_minari(out, dataset)).values()} != {EQUAL}:
         raise DatasetError(f"Minari reads other episodes from {out} than {dataset.folder} has: export as Parquet")
 
 
@@ -79,12 +79,15 @@ def id_of(out: Path) -> str:
     return ending if _ID.fullmatch(ending) else f"vecenv/{re.sub(r'[^A-Za-z0-9_-]', '-', out.name)}-v0"
 
 
-def _same(ours: Episode, theirs: Any, notes: dict[str, Any]) -> bool:
-    named = theirs.observations, theirs.actions, theirs.rewards, theirs.terminations, theirs.truncations
-    pairs: list[Any] = []
-    nest.merge(lambda pair: pairs.append([*map(np.asarray, pair)]), [tuple(columns_of(ours).values()), named])
-    equal = all(a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
-    return equal and (ours.number, ours.seed) == (notes["number"], notes.get("seed"))
+def read_minari(out: Path, dataset: Dataset) -> Iterator[dict[str, Any]]:
+    assert dataset.layout is not None
+    written = minari.MinariDataset(out / "data")
+    about: Any = written.storage.get_episode_metadata(range(written.total_episodes))
+    for episode, notes in zip(written.iterate_episodes(), about, strict=True):
+        columns = episode.observations, episode.actions, episode.rewards, episode.terminations, episode.truncations
+        leaves = nest.leaves(dict(zip(EPISODE_COLUMNS, columns, strict=True)))
+        arrays = zip(nest.leaves(dataset.layout.names), map(np.asarray, leaves), strict=True)
+        yield {**dict(arrays), "seed": None, **notes}
 
 
 def _buffer(episode: Episode, place: int) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,38 @@ def write_ogbench(dataset: Dataset, out: Path, *, name: Path) -> None:
     rows = {key: np.concatenate([table[key] for table in tables]) for key in ("obs", "action", "is_last")}
     with out.open("wb") as file:
         np.savez(file, observations=rows["obs"], actions=_rows(rows["action"]), terminals=rows["is_last"])
+
+
+def read_d3rlpy(out: Path, dataset: Dataset) -> Iterator[dict[str, Any]]:
+    assert dataset.layout is not None
+    rows, obs = dataset.layout.rows, [*_obs(dataset.layout)]
+    with h5py.File(out) as file:
+        for i in range(file["num_episodes"][()]):
+            is_terminated = bool(file[f"terminated_{i}"][()])
+            steps = len(file[f"rewards_{i}"]) - (not is_terminated)
+            found = {name: file[f"{name}s_{i}"][:steps] for name in ("action", "reward")}
+            for j, name in enumerate(obs):
+                array = file[f"observations_{i}_{j}" if f"observations_{i}_{j}" in file else f"observations_{i}"][()]
+                moved = array.ndim == 4 and array.shape[1:] != rows[name].shape
+                found[name] = np.moveaxis(array, 1, 3) if moved else array
+            yield {**found, "terminated": np.arange(steps) == (steps - 1 if is_terminated else -1)}
+
+
+def read_robomimic(out: Path, dataset: Dataset) -> Iterator[dict[str, Any]]:
+    assert dataset.layout is not None
+    pairs = [*zip(robomimic_keys(dataset.layout), _obs(dataset.layout), strict=True)]
+    with h5py.File(out) as file:
+        for i in range(len(file["data"])):
+            demo = file[f"data/demo_{i}"]
+            found = {name: np.concatenate([demo["obs"][key][:], demo["next_obs"][key][-1:]]) for key, name in pairs}
+            yield {**found, "action": demo["actions"][:], "reward": demo["rewards"][:]}
+
+
+def read_ogbench(out: Path, dataset: Dataset) -> Iterator[dict[str, Any]]:
+    with np.load(out) as file:
+        obs, actions, ends = file["observations"], file["actions"], np.flatnonzero(file["terminals"]) + 1
+    for first, end in pairwise([0, *ends.tolist()]):
+        yield {"obs": obs[first:end], "action": actions[first : end - 1]}
 
 
 def channels_first(array: np.ndarray) -> np.ndarray:
