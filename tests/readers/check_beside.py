@@ -96,7 +96,7 @@ def test_lance(name: str, tmp_path: Path) -> None:
 
 
 def test_robomimic(run: Run) -> None:
-    sequences, rows = run("import robomimic")["sequences"], Dataset("data/cartpole").transitions()
+    sequences, rows = run("from robomimic")["sequences"], Dataset("data/cartpole").transitions()
     found = [sequences[i] for i in range(len(sequences))]
     assert len(found) == len(rows)
     same([each["obs"]["flat"][0] for each in found], rows.obs)

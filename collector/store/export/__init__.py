@@ -54,10 +54,20 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".partial", dir=out.parent) as folder:
             partial = Path(folder, "data").absolute()  # Minari would join a relative path to itself
             write(data, partial, name=out, **options)
-            os.rename(partial, out)
+            _publish(partial, out)
     except OSError as error:
         raise DatasetError(f"cannot write {out}: {error.strerror or error}") from error
     return out
+
+
+def _publish(partial: Path, out: Path) -> None:
+    """Rename a file or folder. Raise OSError if `out` has come into being meanwhile."""
+    try:
+        os.link(partial, out)  # a rename would replace a file
+    except FileExistsError:
+        raise
+    except OSError:  # a folder, or a file system without hard links
+        os.rename(partial, out)
 
 
 def check_export(dataset: Dataset | str | os.PathLike[str], out: str | os.PathLike[str]) -> dict[str, str]:
@@ -80,4 +90,7 @@ def check_export(dataset: Dataset | str | os.PathLike[str], out: str | os.PathLi
     from collector.store.export.comparison import compare
 
     read = getattr(importlib.import_module(f"{__name__}.{TARGETS[formats[0]]}"), f"read_{formats[0]}")
-    return compare(data, read(out, data)) | {"spaces, job, versions": HEADS.get(formats[0], "not stored")}
+    try:
+        return compare(data, read(out, data)) | {"spaces, job, versions": HEADS.get(formats[0], "not stored")}
+    except (OSError, KeyError, ValueError) as error:
+        raise DatasetError(f"{out} cannot be read as an export for {formats[0]}: {error}") from error

@@ -145,7 +145,7 @@ def _columns(frames: Transitions) -> dict[str, np.ndarray]:
     return found
 
 
-def _named(name: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
+def _named(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
     for path, array in nest.items(tree):
         yield ".".join([name, *(str(key).replace(".", "_").replace("/", "_") for key in path)]), array
 

@@ -61,4 +61,4 @@ def _of_array(ours: np.ndarray, theirs: np.ndarray | None) -> str:
 def _in_words(found: Counter[str]) -> str:
     if found[DIFFERENT]:
         return f"{DIFFERENT} in {found[DIFFERENT]} of {found.total()} episodes"
-    return "; ".join(each if n == found.total() else f"{each} ({n} episodes)" for each, n in found.most_common())
+    return "; ".join(each if n == found.total() else f"{each} ({n} episodes)" for each, n in sorted(found.items()))

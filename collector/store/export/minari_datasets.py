@@ -128,6 +128,6 @@ def _base_spec(name: str) -> EnvSpec:
 
 
 def _wrapper(entry: Any) -> WrapperSpec:
-    call = {"call": entry} if isinstance(entry, str) else entry
+    call: dict[str, Any] = {"call": entry} if isinstance(entry, str) else entry
     name = call["call"] if ":" in call["call"] else f"gymnasium.wrappers:{call['call']}"
     return WrapperSpec(name.rpartition(":")[2], name, call.get("kwargs", {}))

@@ -19,6 +19,7 @@ from gymnasium import spaces
 from collector import Dataset, DatasetError, Job, StoreWriter, export, make_head, run_job
 from collector.__main__ import main
 from collector.jobs.replay import difference, repeat_actions
+from collector.store.export import SUFFIXES, check_export
 from collector.store.shard_layout import arrays_of, is_of_obs
 from tests.support.backends import FULL
 from tests.support.stored import ACTION, OBS, episode, tree_episode, write
@@ -26,6 +27,7 @@ from vecenv import nest
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 FORMATS = {"parquet": "pyarrow", "lerobot": "pyarrow", "minari": "minari"}
+FORMATS |= dict.fromkeys(("d3rlpy", "robomimic", "ogbench"), "h5py")
 """Each with the library that it needs."""
 each = pytest.mark.parametrize("to", ["parquet", *(pytest.param(to, marks=FULL) for to in [*FORMATS][1:])])
 made = pytest.mark.parametrize("make", [episode, tree_episode])
@@ -244,13 +246,60 @@ def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_allclose(stats["next.reward"]["std"], [every.reward.std()], atol=1e-6)
 
 
+WITHOUT_NAMES = {"number": "not stored", "seed": "not stored", "env_id": "not stored"}
+NOT_HELD: dict[str, dict[str, str]] = {
+    "parquet": {},
+    "minari": {},
+    "lerobot": {**dict.fromkeys(("obs.pixels", "obs.pose.0", "obs.pose.1"), "equal, without the last row")},
+    "d3rlpy": {"obs": "equal (3 episodes); equal, without the last row (3 episodes)", "truncated": "not stored"},
+    "robomimic": dict.fromkeys(("terminated", "truncated"), "not stored"),
+    "ogbench": dict.fromkeys(("reward", "terminated", "truncated"), "not stored"),
+}
+
+
+@each
+def test_an_export_is_compared_with_its_data_set(to: str, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip(FORMATS[to])
+    make = tree_episode if to in ("parquet", "minari", "lerobot") else episode
+    data, suffix = Dataset(write(tmp_path / "a", make=make)), SUFFIXES.get(to, "")
+    out = export(data, to, tmp_path / f"out{suffix}")
+    found = check_export(data, out)
+    del found["spaces, job, versions"]
+    names = {} if to in ("parquet", "minari") else WITHOUT_NAMES
+    assert found == dict.fromkeys(found, "equal") | NOT_HELD[to] | names
+
+    def changed(number: int) -> Any:
+        each = make(number)
+        leaf = next(nest.leaves(each.action))
+        leaf[0] = (leaf[0] + 1) % 5 if number == 2 else leaf[0]
+        return each
+
+    with StoreWriter(tmp_path / "b", data.head) as writer:
+        writer.add([changed(number) for number in range(6)])
+        writer.end()
+    assert main(["check", str(tmp_path / "b"), str(out)]) == 1
+    assert "DIFFERENT in 1 of 6 episodes" in capsys.readouterr().out
+    assert check_export(data[:4], out)["episodes"] == "DIFFERENT: the data set has 4, and 4 are compared"
+    with pytest.raises(DatasetError, match="a is not an export"):
+        check_export(data, tmp_path / "a")
+
+
+@FULL
+@pytest.mark.parametrize("to", ["d3rlpy", "robomimic", "ogbench"])
+def test_what_trainers_cannot_hold_is_refused(to: str, tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    with pytest.raises(DatasetError, match="rewards or actions with several parts"):
+        export(write(tmp_path / "a", make=tree_episode), to, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"a"}
+
+
 @each
 def test_the_command(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """`export DIR --to FORMAT`, with and without `--out`."""
     pytest.importorskip(FORMATS[to])
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     data = Dataset(write(tmp_path / "a"))
-    chosen = {"minari": "mine/numbers-v0"}.get(to, str(tmp_path / "chosen"))
+    chosen = {"minari": "mine/numbers-v0"}.get(to, str(tmp_path / f"chosen{SUFFIXES.get(to, '')}"))
     for out in ([], ["--out", chosen]):
         assert main(["export", str(data.folder), "--to", to, *out]) == 0
         where = Path(capsys.readouterr().out.strip())
@@ -259,7 +308,9 @@ def test_the_command(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
             assert sys.modules["minari"].load_dataset("/".join(where.parts[-2:])).total_steps == data.steps
         assert main(["export", str(data.folder), "--to", to, *out]) == 1
         assert f"{where} exists; choose another place" in capsys.readouterr().err
-    expected = tmp_path / "minari/mine/numbers-v0" if to == "minari" else tmp_path / "chosen"
+        assert main(["check", str(data.folder), str(where)]) == 0
+        assert "DIFFERENT" not in capsys.readouterr().out
+    expected = tmp_path / "minari/mine/numbers-v0" if to == "minari" else Path(chosen)
     assert where == expected
 
 
@@ -289,6 +340,7 @@ def test_an_export_is_whole_or_not_there(to: str, tmp_path: Path, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(Dataset, "blocks", fails)
+        patch.setattr(Dataset, "__iter__", lambda self: (each for block in fails(self) for each in block))
         if to == "lerobot":
             patch.setattr("pyarrow.parquet.write_table", Mock(side_effect=[None, full]))
         with pytest.raises(DatasetError, match="No space left on device"):
@@ -321,15 +373,16 @@ def test_an_export_leaves_other_folders_alone(to: str, tmp_path: Path, monkeypat
     data = Dataset(write(tmp_path / "a"))
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial/thesis.tex").write_text("ten years")
-    rename, others = os.rename, [lambda: export(data, to, tmp_path / "out")]
+    rename = "link" if to in SUFFIXES else "rename"
+    move, others = getattr(os, rename), [lambda: export(data, to, tmp_path / "out")]
 
     def late(*arguments: Any) -> None:
         """Another export has ended meanwhile."""
         if others:
             others.pop()()
-        rename(*arguments)
+        move(*arguments)
 
-    monkeypatch.setattr(os, "rename", late)
+    monkeypatch.setattr(os, rename, late)
     with pytest.raises(DatasetError, match=r"cannot write .*out: "):
         export(data, to, tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"a", "out", "out.partial"}
@@ -366,7 +419,9 @@ def test_what_minari_cannot_know_is_an_error(minari: Any, tmp_path: Path) -> Non
         writer.end()
     with pytest.raises(DatasetError, match="no spaces in its head"):
         export(tmp_path / "a", "minari", tmp_path / "out")
-    with pytest.raises(ValueError, match="to must be one of parquet, lerobot, minari, got 'zarr'"):
+    with pytest.raises(
+        ValueError, match="to must be one of parquet, lerobot, minari, d3rlpy, robomimic, ogbench, got 'zarr'"
+    ):
         export(tmp_path / "a", "zarr", tmp_path / "out")
 
 
