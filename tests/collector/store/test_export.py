@@ -241,9 +241,37 @@ def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert (
             parquet.read_table(out / file)["episode_index"].to_pylist().count(each["episode_index"]) == each["length"]
         )
+    first = data[0]
+    assert episodes[0]["stats/next.reward/mean"] == [first.reward.mean()]
+    assert episodes[0]["stats/next.reward/q50"] == [np.quantile(first.reward, 0.5)]
+    assert episodes[0]["stats/next.reward/count"] == [len(first)]
+    if make is tree_episode:  # a statistic per channel
+        pixels = first.obs["pixels"][:-1] / 255
+        np.testing.assert_allclose(np.ravel(episodes[0]["stats/observation.pixels/std"]), pixels.std((0, 1, 2)))
     stats = json.loads((out / "meta/stats.json").read_text())
     np.testing.assert_allclose(stats["next.reward"]["mean"], [every.reward.mean()], atol=1e-6)
     np.testing.assert_allclose(stats["next.reward"]["std"], [every.reward.std()], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "feature"),
+    [((3, 6, 7), [6, 7, 3]), ((6, 7), [6, 7, 1]), ((6, 7, 4), None), ((4, 6, 7), None), ((2, 6, 7, 3), None)],
+)
+def test_lerobot_has_pictures_of_one_or_three_channels(shape: Any, feature: Any, tmp_path: Path) -> None:
+    """LeRobot 0.6.1 reads other uint8 arrays as int64, and its tools refuse these if the name has "image" in it."""
+    pytest.importorskip("PIL")
+    pixels = np.random.default_rng(0).integers(0, 256, (6, *shape), np.uint8)
+    with StoreWriter(tmp_path / "a", make_head(spaces.Box(0, 255, shape, np.uint8), ACTION)) as writer:
+        writer.add(episode(0, obs=pixels))
+        writer.end()
+    if feature is None:
+        with pytest.raises(DatasetError, match="have 1 or 3 channels: record without a frame stack"):
+            export(tmp_path / "a", "lerobot", tmp_path / "out")
+        return
+    out = export(tmp_path / "a", "lerobot", tmp_path / "out")
+    found = json.loads((out / "meta/info.json").read_text())["features"]["observation.image"]
+    assert (found["dtype"], found["shape"]) == ("image", feature)
+    assert check_export(tmp_path / "a", out)["obs"] == "equal, without the last row"
 
 
 WITHOUT_NAMES = {"number": "not stored", "seed": "not stored", "env_id": "not stored"}
@@ -285,12 +313,39 @@ def test_an_export_is_compared_with_its_data_set(to: str, tmp_path: Path, capsys
 
 
 @FULL
-@pytest.mark.parametrize("to", ["d3rlpy", "robomimic", "ogbench"])
-def test_what_trainers_cannot_hold_is_refused(to: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("to", "columns", "message"),
+    [
+        ("d3rlpy", {"action": np.arange(5) - 2}, "integer actions that d3rlpy cannot count from 0"),
+        ("d3rlpy", {"action": np.zeros((5, 2), np.int64)}, "integer actions that d3rlpy cannot count from 0"),
+        ("robomimic", {"reward": np.zeros((5, 2))}, "rewards or actions with several parts, which robomimic"),
+        ("ogbench", {"obs": {"a": np.zeros(6), "b": np.zeros(6)}}, "observations of several arrays, which OGBench"),
+    ],
+)
+def test_what_trainers_cannot_hold_is_refused(to: str, columns: Any, message: str, tmp_path: Path) -> None:
     pytest.importorskip("h5py")
-    with pytest.raises(DatasetError, match="rewards or actions with several parts"):
-        export(write(tmp_path / "a", make=tree_episode), to, tmp_path / "out")
+    with StoreWriter(tmp_path / "a", make_head()) as writer:
+        writer.add(episode(0, **columns))
+        writer.end()
+    with pytest.raises(DatasetError, match=message):
+        export(tmp_path / "a", to, tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
+
+
+@FULL
+def test_d3rlpy_has_the_last_observation_of_truncated_episodes_and_pictures_with_channels_first(tmp_path: Path) -> None:
+    """d3rlpy 2.8.1 takes the next observation of a step from the next row, and zeros after a terminated episode."""
+    h5py = pytest.importorskip("h5py")
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 9, 4), np.uint8)
+    with StoreWriter(tmp_path / "a", make_head()) as writer:
+        for number in (1, 0):  # odd numbers terminate, even numbers are truncated
+            writer.add(episode(number, 5, obs=pixels))
+        writer.end()
+    with h5py.File(export(tmp_path / "a", "d3rlpy", tmp_path / "out.h5")) as file:
+        assert [bool(file[f"terminated_{i}"][()]) for i in (0, 1)] == [False, True]
+        np.testing.assert_array_equal(file["observations_0"], np.moveaxis(pixels, 3, 1))
+        np.testing.assert_array_equal(file["observations_1"], np.moveaxis(pixels, 3, 1)[:5])
+        assert (file["actions_0"].shape, file["rewards_1"].shape) == ((6, 1), (5, 1))
 
 
 @each
