@@ -194,13 +194,15 @@ def _png(picture: np.ndarray) -> bytes:
 
 
 def _stats(array: np.ndarray) -> Stats:
-    """Return the statistics of an episode: of each channel for pictures, else of each number of a row."""
-    shape = (-1, 1, 1) if _is_picture(array) else array.shape[1:] or (1,)
-    rows = (
-        array.reshape(-1, array.shape[-1]) / 255
-        if _is_picture(array)
-        else array.reshape(len(array), -1).astype(np.float64)
-    )
+    """Return the statistics of an episode: of each channel for pictures, else of each number of a row.
+
+    At most 200 pictures are read, evenly spaced, as LeRobot does.
+    """
+    if _is_picture(array):
+        shape: Any = (-1, 1, 1)
+        rows = array[:: max(1, len(array) // 100)].reshape(-1, array.shape[3]) / 255
+    else:
+        shape, rows = array.shape[1:] or (1,), array.reshape(len(array), -1).astype(np.float64)
     found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
     found |= dict(zip(QUANTILES, np.quantile(rows, [*QUANTILES.values()], axis=0), strict=True))
     return {**{name: each.reshape(shape) for name, each in found.items()}, "count": np.array([len(array)])}

@@ -10,7 +10,7 @@ from collector.store.shard_layout import EpisodeLayout, arrays_of, is_of_obs
 from vecenv import nest
 
 PLACE = {"episode": "<i8", "step": "<i8", "is_first": "|b1", "is_last": "|b1", "is_terminal": "|b1"}
-_NO_MARKS = str.maketrans("./", "__")
+_NO_MARKS = str.maketrans("./\0", "___")
 
 
 def step_rows(block: EpisodeBatch, layout: EpisodeLayout) -> dict[str, np.ndarray]:

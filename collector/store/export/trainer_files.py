@@ -38,7 +38,9 @@ def write_d3rlpy(dataset: Dataset, out: Path, *, name: Path) -> None:
         for i, episode in enumerate(dataset):
             is_terminated = bool(episode.terminated[-1])
             if episode.action.dtype.kind in "iu" and (episode.action.ndim > 1 or episode.action.min() < 0):
-                raise DatasetError(f"{dataset.folder} has integer actions that d3rlpy cannot count from 0")
+                raise DatasetError(
+                    f"{dataset.folder} has integer actions that d3rlpy cannot count from 0: export as Parquet"
+                )
             missing = 0 if is_terminated else 1
             for key, array in (("actions", episode.action), ("rewards", episode.reward)):
                 file[f"{key}_{i}"] = np.pad(_rows(array), [(0, missing), (0, 0)])
@@ -74,12 +76,17 @@ def robomimic_keys(layout: EpisodeLayout) -> list[str]:
 
 
 def write_ogbench(dataset: Dataset, out: Path, *, name: Path) -> None:
-    """Write the NPZ file of OGBench, with a row per observation. `terminals` is True in an episode's last row."""
+    """Write the NPZ file of OGBench, with a row per observation. `terminals` is True in an episode's last row.
+
+    This needs memory for all episodes, and so does the reader.
+    """
     _check(dataset, "OGBench")
     layout = dataset.layout
     assert layout is not None
     if [*_obs(layout)] != ["obs"]:
-        raise DatasetError(f"{dataset.folder} has observations of several arrays, which OGBench cannot hold")
+        raise DatasetError(
+            f"{dataset.folder} has observations of several arrays, which OGBench cannot hold: export for robomimic"
+        )
     tables = [step_rows(block, layout) for block in dataset.blocks()]
     rows = {key: np.concatenate([table[key] for table in tables]) for key in ("obs", "action", "is_last")}
     with out.open("wb") as file:
