@@ -26,7 +26,6 @@ from vecenv import nest
 from vecenv.backends.backend import NO_EXTRAS, Backend, Taken
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Layout, Leaf, common_layout
-from vecenv.backends.memory.shared_state import free_stale_locks, holds
 from vecenv.engine import lifetime
 from vecenv.engine.actions import Actions
 from vecenv.engine.arguments import as_autoreset, check_spaces_equal, reset_arguments, reset_rows
@@ -119,8 +118,6 @@ class Engine:
     def exchange(self, action: Any, reset: Any = None, autoreset: Any = False, form: Form | None = None) -> Any:
         """Step all envs, but reset the envs in `reset`. `form` (default: `Results.rows`) builds the returned batch."""
         mark = self.mark
-        if holds:
-            free_stale_locks(sys._getframe(1))
         if mark.is_set:
             self.recover(sys._getframe(1))
         begin = perf_counter()

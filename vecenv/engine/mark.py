@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from vecenv.backends.memory.shared_state import free_stale_locks, holds
 from vecenv.errors import CLOSED_MEANWHILE, ClosedError, ConcurrentCallError
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
@@ -156,8 +155,6 @@ def is_one_call(method: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Result:
-        if holds:
-            free_stale_locks(sys._getframe(1))
         if self.mark.is_set:
             self.recover(sys._getframe(1))
         try:
