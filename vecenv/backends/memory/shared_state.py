@@ -128,6 +128,7 @@ class SharedState:
         the block raises or the process is killed. Other processes may update the state meanwhile. So two processes may
         get equal values of a counter, and a maximum does not add up: give each env an element of its own instead.
         """
+        self._own_slot()  # raises before the block begins
         before = self.total()
         after = before.copy()
         arrays = self.rows.arrays_of(after)
@@ -162,7 +163,7 @@ class SharedState:
     @property
     def generation(self) -> float:
         """Number of the newest generation. Each `replace` begins a generation."""
-        used = self._counts.nonzero()[0]
+        used = self._used_slots()
         newest: float = self._buffers[used, self._counts[used] % BUFFERS, 0].max()
         return newest
 
@@ -190,7 +191,7 @@ class SharedState:
 
     def _used_rows(self) -> np.ndarray:
         """Return copies of the rows in all slots that were ever used."""
-        used = self._counts.nonzero()[0]
+        used = self._used_slots()
         while True:
             counts = self._counts[used]
             if not IN_ORDER:
@@ -200,6 +201,9 @@ class SharedState:
                 fence()
             if (self._counts[used] - counts).max() < BUFFERS - 1:
                 return rows
+
+    def _used_slots(self) -> np.ndarray:
+        return self._counts.copy().nonzero()[0]  # a copy, because `nonzero` raises if a count changes meanwhile
 
     def _own_slot(self) -> int:
         ident = threading.get_ident()
