@@ -102,6 +102,13 @@ def add_rows(state: SharedState, rows: np.ndarray) -> None:
             RunningMeanStd.of(arrays, "obs").add(row[None].copy())
 
 
+def add_until(state: SharedState, leave: Any) -> None:
+    while not leave.is_set():
+        with state.update() as arrays:
+            arrays["a"] += 1
+            arrays["b"] += 1
+
+
 def hold(creator: Any, entered: Any, leave: Any) -> None:
     """Count a call, in an update that lasts until `leave` is set."""
     with creator().counts.state.update() as arrays:

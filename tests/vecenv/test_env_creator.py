@@ -26,6 +26,7 @@ from tests.support.shared_envs import (
     Counts,
     Transformed,
     add_rows,
+    add_until,
     counted,
     hold,
     normalised,
@@ -167,6 +168,29 @@ def test_an_update_that_an_exception_leaves_changes_nothing(share: bool) -> None
     np.testing.assert_array_equal(state.read()["a"], [0, 1, 2])
 
 
+def test_readers_never_see_the_middle_of_an_update_and_each_process_sees_its_own() -> None:
+    state, mp = SharedState({"a": np.zeros(2000), "b": np.zeros(())}, share=True), multiprocessing.get_context("fork")
+    leave = mp.Event()
+    writers = [mp.Process(target=add_until, args=(state, leave)) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    last = 0.0
+    for k in range(300):
+        with state.update() as arrays:
+            arrays["a"] += 1
+            arrays["b"] += 1
+        values = state.read()
+        assert set(values["a"]) == {float(values["b"])}
+        assert values["b"] > max(last, k)
+        last = float(values["b"])
+    leave.set()
+    for writer in writers:
+        writer.join(30)
+        assert writer.exitcode == 0
+        writer.close()
+    assert last > 300
+
+
 def test_updates_overlap_and_both_count() -> None:
     """In one thread, and with a process that is in the middle of an update."""
     creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
@@ -223,9 +247,7 @@ def test_more_processes_than_slots_are_refused_and_a_slot_is_free_when_its_proce
     other.start()
     assert entered.wait(30)
     env = creator()
-    with pytest.raises(
-        RuntimeError, match=r"more than 2 threads, of all processes together, .*SharedState\(calls"
-    ):
+    with pytest.raises(RuntimeError, match=r"more than 2 threads, of all processes together, .*SharedState\(calls"):
         in_a_thread(env.reset)
     other.kill()
     other.join(30)

@@ -1,11 +1,11 @@
 """`SharedState`: named arrays that envs in several processes update, for example running statistics.
 
-Each process, and each thread of a process, has a slot in the shared memory, and writes only there. A slot has the sum
-of the changes by its owner, and the state is the sum of all slots (see `state_rows`). So no process waits for another.
-If a process ends, its changes stay, and another process may continue the slot.
+Each thread of each process has a slot in the shared memory, and writes only there. A slot has the sum of the changes by
+its owner, and the state is the sum of all slots (see `state_rows`). So no process waits for another. If a process ends,
+its changes stay, and another process may continue the slot.
 
     counts      number of finished updates per slot
-    buffers     four rows per slot. Update n writes row n % 4. So readers have the time of two updates to copy a row
+    buffers     four rows per slot. Update n writes row n % 4, so readers have the time of two updates to copy a row
 
 An update writes its count last. If a process is killed or interrupted before, the update has no effect.
 

@@ -81,6 +81,7 @@ class RowLayout:
         row[self._parts[2]] = row[self._counts[1:]]
 
     def settle(self, row: Row) -> None:
+        """Make the row relative to its own mean and variance."""
         if row[self._sums].any():
             mean, var, n, first, second = (row[part] for part in self._parts)
             n = np.where(n > 0, n, np.inf)
