@@ -37,8 +37,8 @@ class EnvCreator:
     With `share_memory`, the constructor makes and closes one additional env. See docs/guarantees.md ("Shared state").
 
     Raises TypeError if `create_env_fn` is not callable or (with `share_memory`) does not make an env, or if
-    `create_env_kwargs` has a wrong type. A creator with shared state can be pickled only as an argument of a new
-    process, because the shared memory has no name.
+    `create_env_kwargs` has a wrong type, and ValueError if arrays to share begin with NaN or infinity. A creator with
+    shared state can be pickled only as an argument of a new process, because the shared memory has no name.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv

@@ -191,6 +191,28 @@ def test_readers_never_see_the_middle_of_an_update_and_each_process_sees_its_own
     assert last > 300
 
 
+def test_a_row_that_its_owner_overwrites_during_a_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = SharedState({"a": np.zeros(3)}, share=True)
+    buffers = state._buffers
+
+    def update() -> None:
+        with state.update() as arrays:
+            arrays["a"] += 1
+
+    class Late:
+        """Buffers whose owner makes three updates while the first row is read."""
+
+        def __getitem__(self, at: Any) -> Any:
+            monkeypatch.undo()
+            for _ in range(3):
+                update()
+            return np.full_like(buffers[at], np.nan)
+
+    update()
+    monkeypatch.setattr(state, "_buffers", Late())
+    assert state.read()["a"].tolist() == [4.0] * 3
+
+
 def test_updates_overlap_and_both_count() -> None:
     """In one thread, and with a process that is in the middle of an update."""
     creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
