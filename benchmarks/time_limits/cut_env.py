@@ -55,5 +55,12 @@ def cut_envs(ends: Ends, n: int = ENVS, **options: Any) -> list[Any]:
     return [partial(CutEnv, ends, LENGTH - i, **options) for i in range(n)]
 
 
+# Libraries that make envs by an id import this module in their workers: "benchmarks.time_limits.cut_env:Cut-..."
 for _ends in ("truncated", "terminated"):
-    gym.register(f"Cut-{_ends}-v0", CutEnv, kwargs={"ends": _ends}, disable_env_checker=True)
+    gym.register(
+        f"Cut-{_ends}-v0",
+        CutEnv,
+        vector_entry_point=f"vecenv.facades.make_vec:Cut-{_ends}-v0",
+        kwargs={"ends": _ends},
+        disable_env_checker=True,
+    )
