@@ -66,7 +66,7 @@ PYTEST = "def test_it():\n    print(play())\n"
 
 
 class Launcher(NamedTuple):
-    """How the program is run: what follows its functions, the words before its file, and the module that is needed."""
+    """Command that runs the program: what follows its functions, the words before its file, and the needed module."""
 
     ending: str = PLAIN
     words: str = "python"

@@ -89,6 +89,8 @@ class VectorEnvNormObs(RowWiseWrapper):
 
 def _new_statistics(venv: Any) -> Any:
     found = getattr(venv, "observation_space", None)
+    if found is None:  # a lazy vector env before its start
+        return RunningMeanStd()
     each = found if isinstance(found, list) else [found]
     tree = common_tree(each, "obs")
     for leaf in nest.leaves(tree):

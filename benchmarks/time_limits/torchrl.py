@@ -60,10 +60,9 @@ def over(make: Callable[[Ends], EnvBase], ends: Ends, **options: Any) -> float:
         return gae(batches)
 
 
-def wrapped(ends: Ends, *, ours: bool) -> float:
-    """GymWrapper around a vector env in SAME_STEP mode."""
-    mode = gym.vector.AutoresetMode.SAME_STEP
-    envs = (vecenv if ours else gym.vector).SyncVectorEnv(cut_envs(ends), autoreset_mode=mode)
+def wrapped(ends: Ends, *, ours: bool, mode: str) -> float:
+    """GymWrapper around a vector env."""
+    envs = (vecenv if ours else gym.vector).SyncVectorEnv(cut_envs(ends), autoreset_mode=gym.vector.AutoresetMode(mode))
     return over(lambda _: GymWrapper(envs), ends)
 
 
@@ -86,10 +85,6 @@ def serial(ends: Ends) -> float:
 
 def parallel(ends: Ends) -> float:
     return over(lambda ends: ParallelEnv(ENVS, _each(ends)), ends)
-
-
-def converted(ends: Ends) -> float:
-    return over(lambda ends: collector.to_torchrl(vecenv.DummyVectorEnv(cut_envs(ends))), ends)
 
 
 def split(ends: Ends, *, ours: bool, set_truncated: bool = False) -> float:

@@ -66,7 +66,7 @@ class PaysTwo(gymnasium.RewardWrapper):
 
 
 class Tells(Countdown):
-    """Countdown with infos: the step, a flag at the end, a vector and a text. Infos of a reset have different
+    """Countdown with infos: the step, a flag at the end, a vector, a text and a set. Infos of a reset have different
     values.
     """
 
@@ -76,7 +76,7 @@ class Tells(Countdown):
 
     def step(self, action: Any) -> Any:
         obs, reward, over, *rest, info = super().step(action)
-        info |= {"taken": self.taken, "vector": np.full(3, self.taken, np.float32), "text": "a"}
+        info |= {"taken": self.taken, "vector": np.full(3, self.taken, np.float32), "text": "a", "object": {1}}
         return (obs, reward, over, *rest, info | {"success": True} if over else info)
 
 

@@ -141,8 +141,8 @@ def test_what_does_not_fit_is_refused(kind: type) -> None:
     with pytest.raises(ValueError, match="twice"):
         make(["taken", "taken"])
     with (
-        make(["text"]) as it,
-        pytest.raises(TypeError, match="env 0 has 'text'='a', which is not a number or an array"),
+        make(["object"]) as it,
+        pytest.raises(TypeError, match=r"env 0 has 'object'=\{1\}, which is not a number, a text or an"),
     ):
         it.next()
     with (

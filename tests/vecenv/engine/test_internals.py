@@ -83,7 +83,7 @@ class TestLayout:
     def test_leaves_of_a_nested_space(self):
         space = spaces.Dict({"a": spaces.Tuple([spaces.Discrete(3), spaces.Text(4)]), "b": spaces.Box(0, 1, (2,))})
         tree = space_tree(space, "obs")
-        assert tree["a"] == (Leaf("obs['a'][0]", (), np.dtype(np.int64)), ObjectLeaf("obs['a'][1]"))
+        assert tree["a"] == (Leaf("obs['a'][0]", (), np.dtype(np.int64)), ObjectLeaf("obs['a'][1]", True))
         assert tree["b"] == Leaf("obs['b']", (2,), np.dtype(np.float32))
         assert tree["b"].dtype is np.dtype(np.float32)
 
