@@ -88,7 +88,7 @@ LAUNCHERS = {
     "pytest-xdist": Launcher(PYTEST, "python -m pytest -q -rP -n 2 -p no:cacheprovider -W error", "xdist"),
     "torchrun": Launcher(words="python -m torch.distributed.run --nproc-per-node 2", needs="torch", hashes=2),
     "Ray task": Launcher(RAY, needs="ray"),
-    "Ray Tune": Launcher(TUNE, needs="ray.tune", hashes=2),
+    "Ray Tune": Launcher(TUNE, needs="pandas", hashes=2),
     "joblib loky": Launcher(JOBLIB.format(""), needs="joblib", hashes=2),
     "joblib multiprocessing": Launcher(JOBLIB.format('backend="multiprocessing"'), needs="joblib", hashes=2),
     "dask processes": Launcher(DASK.format(True), needs="distributed"),

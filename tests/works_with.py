@@ -55,7 +55,8 @@ def check(row: dict[str, Any], folder: Path) -> tuple[str, str]:
     """Return what the package does, as in the column `status`, and the env that was played."""
     python = install(row, folder)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SDL_VIDEODRIVER": "dummy"}
-    command = [str(python), "-W", "ignore", "-m", "tests.support.play_package", json.dumps(row)]
+    # As a file, because some packages install a module `tests`.
+    command = [str(python), "-W", "ignore", str(ROOT / "tests/support/play_package.py"), json.dumps(row)]
     out = _run(command, env=env, cwd=python.parent.parent)
     found = json.loads(out.rpartition("RESULT ")[2])
     return found["status"], found["env"]

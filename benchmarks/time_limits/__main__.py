@@ -60,6 +60,8 @@ ROWS = [
     Row("TorchRL GAE, split_trajs", "own", "torchrl", "torchrl.split"),
     Row("TorchRL GAE, split_trajs, set_truncated", "own", "torchrl", "torchrl.split", {"set_truncated": True}),
     Row("TorchRL GAE, SyncDataCollector", "own", "torchrl", "torchrl.batches", over="vecenv"),
+    Row("AgileRL PPO", NEXT, "agilerl", "agilerl.ppo"),
+    Row("AgileRL PPO", SAME, "agilerl", "agilerl.ppo", {"mode": "SameStep"}),
     Row("XuanCe PPO", "own", "xuance", "xuance.ppo", over="own"),
     Row("examples/ppo_cleanrl.py", NEXT, "torch", "recipes.ppo_cleanrl", over="vecenv"),
     Row("examples/collect.py", "own", "torch", "recipes.collect", over="vecenv"),

@@ -36,8 +36,9 @@ def ppo(ends: Ends, *, ours: bool) -> float:
     algorithm = config.build_algo()
     for _ in range(40):
         algorithm.train()
+    module = algorithm.learner_group._learner.module["default_policy"]  # the module of env runners has no critic
     with torch.no_grad():
-        value = algorithm.get_module().compute_values({Columns.OBS: torch.ones(1, 1)}).item()
+        value = module.compute_values({Columns.OBS: torch.ones(1, 1)}).item()
     algorithm.stop()
     ray.shutdown()
     return value

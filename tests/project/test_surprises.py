@@ -67,7 +67,7 @@ def test_a_reward_of_none_becomes_nan_in_the_originals_and_is_refused():
 @pytest.mark.parametrize("name", ["step", "get_attr"])
 def test_a_failed_get_attr_leaves_the_vector_env_usable(name):
     arguments = {"step": np.array([1, 4]), "get_attr": "typo"}
-    theirs, ours = gym.vector.AsyncVectorEnv([Reads] * 2, context="forkserver"), vecenv.AsyncVectorEnv([Reads] * 2)
+    theirs, ours = gym.vector.AsyncVectorEnv([Reads] * 2, False, context="spawn"), vecenv.AsyncVectorEnv([Reads] * 2)
     try:
         for envs in (theirs, ours):
             envs.reset()
