@@ -1,4 +1,4 @@
-"""What critics learn at a time limit: SB3, CleanRL's advantages and the examples, as on the page "Time limits"."""
+"""SB3, the advantages of CleanRL and the examples learn at a time limit what the page "Time limits" says."""
 
 import pytest
 
