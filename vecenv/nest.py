@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 Tree = Any
-__all__ = ["as_array", "items", "leaves", "map", "merge", "namespace", "object_array", "put", "space_of", "stack"]
+__all__ = ["as_array", "items", "leaves", "map", "merge", "namespace", "nbytes", "object_array", "put", "space_of", "stack"]
 __all__ += ["signed", "take", "tensor_on_host", "tree_of"]
 
 
@@ -94,6 +94,16 @@ def merge(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
     if isinstance(first, tuple):
         return tuple(merge(function, parts) for parts in zip(*trees, strict=True))
     return function(list(trees))
+
+
+def nbytes(tree: Tree) -> int:
+    """Return the bytes of a tree of arrays. Each object in an array, such as a text, counts with its own size.
+
+    >>> nbytes({"a": np.zeros(2), "b": (np.zeros(3, bool),)})
+    19
+    """
+    objects = [leaf for leaf in leaves(tree) if leaf.dtype == object]
+    return sum(leaf.nbytes for leaf in leaves(tree)) + sum(sys.getsizeof(each) for leaf in objects for each in leaf.flat)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.memory.arena import ObjectLeaf, merge_trees, space_tree
+from vecenv.backends.memory.arena import ObjectLeaf, common_tree
 from vecenv.running_mean_std import RunningMeanStd
 from vecenv.wrappers import RowWiseWrapper
 
@@ -97,7 +97,7 @@ def _new_statistics(venv: Any) -> Any:
     each = found if isinstance(found, list) else [found]
     if all(space is None for space in each):
         return RunningMeanStd()
-    tree = merge_trees([space_tree(space, "obs") for space in each], "obs")
+    tree = common_tree(each, "obs")
     for leaf in nest.leaves(tree):
         if isinstance(leaf, ObjectLeaf):
             raise ValueError(

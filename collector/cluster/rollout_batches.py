@@ -103,7 +103,7 @@ class RolloutBatches:
     def _add(self, batch: Assembler, slot: int, arrived: ReceivedRollout) -> None:
         self._received.append(arrived)
         actor, report, columns = arrived
-        self._rollout_bytes = max(self._rollout_bytes, sum(leaf.nbytes for leaf in nest.leaves(columns)))
+        self._rollout_bytes = max(self._rollout_bytes, nest.nbytes(columns))
         actor.stats.collecting += report.seconds
         actor.stats.waiting += report.waited
         actor.restarts_in_a_row = 0

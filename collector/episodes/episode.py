@@ -54,7 +54,7 @@ class Episode:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(array.nbytes for array in nest.leaves(columns_of(self)))
+        return nest.nbytes(columns_of(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +93,11 @@ class EpisodeBatch:
     def obs(self) -> Any:
         """`(S + E, ...)`: L + 1 observations per episode of L steps."""
         return self.obs_parts[0] if len(self.obs_parts) == 1 else join(self.obs_parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that have a row per step or observation."""
+        return nest.nbytes((*self.obs_parts, *(getattr(self, name) for name in EPISODE_COLUMNS[1:])))
 
     @property
     def offsets(self) -> np.ndarray:

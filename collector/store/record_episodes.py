@@ -13,8 +13,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
 from collector.store.dataset_head import make_head
-from collector.store.recorder import EpisodeRecorder
+from collector.store.recorder import EpisodeRecorder, fit_rows
 from collector.store.shard_layout import row_layout
+from collector.store.texts import TEXT
 from collector.store.writer import StoreWriter
 from vecenv import BaseVectorEnv, RowWiseWrapper, nest
 from vecenv.extending import (
@@ -149,7 +150,8 @@ class RecordedVectorEnv(VectorWrapper):
         try:
             obs, infos = self.env.reset(seed=seed, options=options)
             self._native.note_reset(infos)
-            self._recorder.begin(ids, nest.take(obs, ids), seeds)
+            rows = fit_rows(obs, self._recorder.layout.obs)
+            self._recorder.begin(ids, nest.take(rows, ids), seeds)
             self._to_reset = np.setdiff1d(self._to_reset, ids)
         except BaseException:
             self._abandon()
@@ -163,7 +165,7 @@ class RecordedVectorEnv(VectorWrapper):
         given, actions = actions, recorder.actions(actions, self._ids)
         try:
             result = obs, reward, terminated, truncated, infos = self.env.step(_to_type_of(given, actions))
-            rows = nest.map(as_array, (obs, reward, terminated, truncated))
+            rows = fit_rows(obs, recorder.layout.obs), *map(as_array, (reward, terminated, truncated))
             if "restarted" in infos or "restarted" in infos.get("final_info", ()):
                 recorder.discard(_restarted(infos, self.num_envs))
             ended = recorder.step(None, actions, *rows)
@@ -185,7 +187,7 @@ class RecordedVectorEnv(VectorWrapper):
         found = infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
         if isinstance(found, np.ndarray) and found.dtype == object:
             return _stacked(self._recorder.layout.obs, found[rows])
-        return nest.take(found, rows)
+        return nest.take(fit_rows(found, self._recorder.layout.obs), rows)
 
     def _abandon(self) -> None:
         """Abandon all unfinished episodes, because it is unknown which envs have stepped."""
@@ -225,7 +227,11 @@ def _to_type_of(given: Any, rows: Any) -> Any:
 
 
 def _stacked(layout: Any, rows: Sequence[Any]) -> Any:
-    return nest.merge(lambda parts: np.array([*map(as_array, parts[1:])]), [layout, *rows])
+    def stack(parts: list[Any]) -> np.ndarray:
+        leaf, *values = parts
+        return nest.object_array(values) if leaf.dtype == TEXT else np.array([*map(as_array, values)])
+
+    return nest.merge(stack, [layout, *rows])
 
 
 def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from collector.batch.rollout_buffer import RolloutBuffer
 from collector.episodes.episode import EPISODE_COLUMNS, EpisodeBatch
 from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
 from collector.store.safe_folder import DatasetError
+from collector.store.texts import TEXT, is_texts
 from collector.store.writer import StoreWriter
 from vecenv import nest
 from vecenv.extending import Layout, add_note, batch_actions, cast_exactly
@@ -24,6 +25,8 @@ from vecenv.nest import as_array
 ROUNDS = 1024
 _BYTES = 2**24
 """Limits of the buffer: steps per env, and bytes. The smaller limit applies."""
+_TEXT_BYTES = 1024
+"""Bytes that the buffer reserves for a text, whose length is unknown."""
 
 
 def fit_rows(rows: Any, layout: Any) -> Any:
@@ -39,6 +42,8 @@ def fit_rows(rows: Any, layout: Any) -> Any:
         if not isinstance(rows, tuple) or len(rows) != len(layout):
             raise _misfit("observations", rows, f"a tuple of {len(layout)}")
         return tuple(map(fit_rows, rows, layout))
+    if layout.dtype == TEXT:
+        return _fit_texts(rows, layout)
     array = rows if rows.__class__ is np.ndarray or isinstance(rows, (dict, tuple)) else as_array(rows)
     if array.__class__ is not np.ndarray:
         raise _misfit(layout.path, rows, f"{layout.dtype} in the shape {layout.shape}")
@@ -52,6 +57,13 @@ def fit_rows(rows: Any, layout: Any) -> Any:
         why = ", and casting would change the values" if fits else ""
         raise _misfit(layout.path, array, f"{layout.dtype} in the shape {layout.shape}{why}")
     return cast
+
+
+def _fit_texts(rows: Any, leaf: Any) -> np.ndarray:
+    """Return texts as an object array `(k,)`. `rows`: an array, list or tuple of texts, as vector envs return them."""
+    if not isinstance(rows, (np.ndarray, list, tuple)) or not is_texts(rows):
+        raise _misfit(leaf.path, rows, "a text per env")
+    return rows if getattr(rows, "dtype", None) == TEXT else nest.object_array(rows)
 
 
 def _misfit(path: str, rows: Any, expected: str) -> DatasetError:
@@ -70,6 +82,10 @@ def _misfit(path: str, rows: Any, expected: str) -> DatasetError:
     )
 
 
+def _row_bytes(leaf: Any) -> int:
+    return _TEXT_BYTES if leaf.dtype == TEXT else np.zeros(leaf.shape, leaf.dtype).nbytes
+
+
 class EpisodeRecorder:
     """Recorder of the episodes of `n` envs, until `finish`.
 
@@ -84,7 +100,7 @@ class EpisodeRecorder:
         self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
         """Last action sent to each env, in the stored dtypes."""
-        row = nest.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype).nbytes, (layout.obs, layout.action))
+        row = nest.map(_row_bytes, (layout.obs, layout.action))
         self._buffer = RolloutBuffer(n, max(2, min(ROUNDS, _BYTES // (n * (sum(nest.leaves(row)) + 10)))))
         self._finished, self._pid = False, os.getpid()
         self._unfinished = UnfinishedEpisodes()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collector.episodes.episode import columns_of
+from collector.store.texts import TEXT
 from vecenv import nest
 
 try:
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 
 def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
-    tensors: dict[str, Any] = nest.map(lambda array: torch.from_numpy(np.ascontiguousarray(array)), columns)
+    """Return arrays as tensors, and texts as lists."""
+
+    def convert(array: np.ndarray) -> Any:
+        return array.tolist() if array.dtype == TEXT else torch.from_numpy(np.ascontiguousarray(array))
+
+    tensors: dict[str, Any] = nest.map(convert, columns)
     return tensors
 
 

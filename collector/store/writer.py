@@ -28,7 +28,16 @@ from collector.store.manifest import LONGEST_LINE, MANIFEST, Manifest, read_line
 from collector.store.safe_folder import PARTIAL, Closable, DatasetError, SafeFolder
 from collector.store.schema import MAX_EXACT_INT, End, LayoutLine, Note, ShardLine
 from collector.store.shard import mismatch, write_shard
-from collector.store.shard_layout import EpisodeLayout, check_spaces, check_whole, columns_of_shard, in_shards, pack
+from collector.store.shard_layout import (
+    EpisodeLayout,
+    check_spaces,
+    check_whole,
+    columns_of_shard,
+    in_columns,
+    in_shards,
+    pack,
+)
+from collector.store.texts import bytes_name, with_encoded_texts
 from vecenv import nest
 from vecenv.extending import check_mapping
 
@@ -136,7 +145,7 @@ class StoreWriter(Closable):
             several = pack(several)
             # `pack` copies all columns except `obs`.
             several = replace(several, obs_parts=[nest.map(np.array, part) for part in several.obs_parts])
-        batch = self._numbered(several)
+        batch = in_columns(self._numbered(several), self._spaces["action_space"])
         layout = EpisodeLayout.of(batch)
         check_whole(batch, layout)
         if self._layout is None:
@@ -149,7 +158,7 @@ class StoreWriter(Closable):
         self._layout = layout
         self._reserve_numbers(batch.episode)
         self._waiting.append(batch)
-        self.waiting_bytes += layout.nbytes(len(batch.reward), len(batch))
+        self.waiting_bytes += batch.nbytes
 
     def _reserve_numbers(self, numbers: np.ndarray) -> None:
         self._used_numbers.update(numbers.tolist())
@@ -207,7 +216,8 @@ class StoreWriter(Closable):
         with self._changing(), self.opened.inside(SHARDS, make=True) as shards:
             name = self._new_name()
             try:
-                files, compressed = write_shard(shards, name, columns_of_shard(layout, batches), self.compress)
+                arrays = with_encoded_texts(columns_of_shard(layout, batches))
+                files, compressed = write_shard(shards, name, arrays, self.compress)
                 line = ShardLine(
                     shard=f"{SHARDS}/{name}",
                     files=files,
@@ -218,6 +228,7 @@ class StoreWriter(Closable):
                     returns=np.concatenate([batch.total_rewards for batch in batches]).tolist(),
                     failed=note.failed,
                     state=note.state,
+                    text_bytes={text: arrays[bytes_name(text)][0].nbytes for text in layout.texts},
                 )
                 self.manifest.append([line] if self.manifest.layout is not None else [layout.line(), line])
             except OSError:
@@ -226,7 +237,7 @@ class StoreWriter(Closable):
                         shards.remove(each)
                 raise
             self._waiting = self._waiting[len(batches) :]
-            self.waiting_bytes = sum(layout.nbytes(len(each.reward), len(each)) for each in self._waiting)
+            self.waiting_bytes = sum(each.nbytes for each in self._waiting)
 
     def _new_name(self) -> str:
         """Return an unused name. A failed commit's name is not reused, because its line may be on the disk."""

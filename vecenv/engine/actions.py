@@ -122,6 +122,9 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
     k = len(ids)
     if action.__class__ is np.ndarray and action.dtype is leaf.dtype and action.shape == (k, *leaf.shape):
         return action
+    if leaf.dtype == object:  # texts, in the layout of a data set
+        rows = _as_rows(action, ids)
+        return nest.object_array(rows) if all(isinstance(row, str) for row in rows) else rows
     try:
         array = np.asarray(on_host(action))
     except (ValueError, TypeError):  # `action` has rows of different shapes, or GPU tensors

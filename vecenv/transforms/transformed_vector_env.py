@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.memory.arena import merge_trees, space_tree
+from vecenv.backends.memory.arena import common_tree
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.actions import is_tree_of_batches
 from vecenv.engine.arguments import seed_chain
@@ -100,7 +100,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
                     raise ValueError(f"{each} needs envs with equal action spaces, got {actions}")
                 actions = _each_once(each.transform_action_space, actions)
         self._observation_space = spaces if transforms else None
-        self._actions = merge_trees([space_tree(space, "action") for space in actions], "action")
+        self._actions = common_tree(actions, "action")
         changes = any(new is not old for new, old in zip(actions, own, strict=True))
         self._action_space = [copy.deepcopy(space) for space in actions] if changes else None
         separate_generators(self._action_space or ())

@@ -12,6 +12,7 @@ import numpy as np
 from collector.episodes.episode import Episode, columns_of
 from collector.store.dataset import Dataset
 from collector.store.safe_folder import DatasetError
+from collector.store.texts import TEXT
 from vecenv import nest
 
 try:
@@ -37,6 +38,8 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
     _add_metadata(storage, {**version, **notes})
     first = 0
     for block in dataset.blocks():
+        for episode in block:
+            _check_texts(episode)
         storage.update_episodes([_buffer(episode, first + i) for i, episode in enumerate(block)])
         numbers = [{"number": episode.number, "env_id": episode.env_id} for episode in block]
         storage.update_episode_metadata(numbers, range(first, first + len(block)))
@@ -69,6 +72,17 @@ def _check_keys(path: str, space: Any) -> None:
             _check_keys(f"{path}[{i}]", part)
 
 
+def _check_texts(episode: Episode) -> None:
+    for name in ("obs", "action"):
+        for path, array in nest.items(getattr(episode, name)):
+            if array.dtype == TEXT and any("\0" in text for text in array.tolist()):
+                where = ".".join(map(str, (name, *path)))
+                raise DatasetError(
+                    f"episode {episode.number} has a text with a null character in {where}, which a Minari file cannot "
+                    "hold: export as Parquet"
+                )
+
+
 def id_of(out: Path) -> str:
     ending = "/".join(out.absolute().parts[-2:])
     return ending if _ID.fullmatch(ending) else f"vecenv/{re.sub(r'[^A-Za-z0-9_-]', '-', out.name)}-v0"
@@ -78,7 +92,12 @@ def _same(ours: Episode, theirs: Any, notes: dict[str, Any]) -> bool:
     named = theirs.observations, theirs.actions, theirs.rewards, theirs.terminations, theirs.truncations
     pairs: list[Any] = []
     nest.merge(lambda pair: pairs.append([*map(np.asarray, pair)]), [tuple(columns_of(ours).values()), named])
-    equal = all(a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
+    equal = all(
+        a.tolist() == b.tolist()
+        if a.dtype == TEXT
+        else a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        for a, b in pairs
+    )
     return equal and (ours.number, ours.seed) == (notes["number"], notes.get("seed"))
 
 
