@@ -65,7 +65,15 @@ __all__ = ["UNTRACKED", "VECTOR_ENVS", "Freezable", "HasTransforms", "LayerMark"
 __all__ += ["ObjectLeaf", "OneEnvPerProcess", "RayCluster", "RepeatProbe"]
 __all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "at_least_one", "batch_actions", "cast_exactly"]
 __all__ += ["cause_of", "check_count", "check_mapping", "check_number", "check_options", "check_resources"]
-__all__ += ["check_seed", "check_send_and_recv", "check_timeout", "common_layout", "common_tree", "connect", "dead_nodes"]
+__all__ += [
+    "check_seed",
+    "check_send_and_recv",
+    "check_timeout",
+    "common_layout",
+    "common_tree",
+    "connect",
+    "dead_nodes",
+]
 __all__ += ["draw_action", "end_actor"]
 __all__ += ["ends_soon", "find_spec", "flat", "free_places", "get_record", "is_loss", "is_repeated", "make_actor"]
 __all__ += [

@@ -10,7 +10,19 @@ import numpy as np
 from gymnasium import spaces
 
 Tree = Any
-__all__ = ["as_array", "items", "leaves", "map", "merge", "namespace", "nbytes", "object_array", "put", "space_of", "stack"]
+__all__ = [
+    "as_array",
+    "items",
+    "leaves",
+    "map",
+    "merge",
+    "namespace",
+    "nbytes",
+    "object_array",
+    "put",
+    "space_of",
+    "stack",
+]
 __all__ += ["signed", "take", "tensor_on_host", "tree_of"]
 
 
@@ -103,7 +115,9 @@ def nbytes(tree: Tree) -> int:
     19
     """
     objects = [leaf for leaf in leaves(tree) if leaf.dtype == object]
-    return sum(leaf.nbytes for leaf in leaves(tree)) + sum(sys.getsizeof(each) for leaf in objects for each in leaf.flat)
+    return sum(leaf.nbytes for leaf in leaves(tree)) + sum(
+        sys.getsizeof(each) for leaf in objects for each in leaf.flat
+    )
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

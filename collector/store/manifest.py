@@ -96,7 +96,10 @@ class Manifest:
         for name, (count, row) in arrays.items():
             size, _ = line.files[file_name(name, line.compressed)]
             if count * row.itemsize > size * (BEST_COMPRESSION if line.compressed else 1):
-                raise DatasetError(f"it declares {steps:,} steps, more than a file {name} of {size:,} bytes can hold")
+                raise DatasetError(
+                    f"it declares {steps:,} steps and {count * row.itemsize:,} bytes of {name}, more than a file "
+                    f"{name} of {size:,} bytes can hold"
+                )
         self.entries.append(entries)
         self.shards.append(line.without_episodes())
 

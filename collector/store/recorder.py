@@ -63,7 +63,7 @@ def _fit_texts(rows: Any, leaf: Any) -> np.ndarray:
     """Return texts as an object array `(k,)`. `rows`: an array, list or tuple of texts, as vector envs return them."""
     if not isinstance(rows, (np.ndarray, list, tuple)) or not is_texts(rows):
         raise _misfit(leaf.path, rows, "a text per env")
-    return rows if getattr(rows, "dtype", None) == TEXT else nest.object_array(rows)
+    return rows if isinstance(rows, np.ndarray) and rows.dtype == TEXT else nest.object_array(list(rows))
 
 
 def _misfit(path: str, rows: Any, expected: str) -> DatasetError:

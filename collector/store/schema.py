@@ -4,7 +4,8 @@ Lines of manifest.jsonl::
 
     {"line": "layout", "obs": {"image": "|u1 84 84", "mission": "text"}, "action": "<i8", "reward": "<f8"}
     {"line": "shard", "shard": "shards/000000", "files": {"obs.npy": [23456, "<sha256>"], ...}, "compressed": false,
-     "steps": 5000, "episodes": [0, 1, 3, ...], "lengths": [...], "returns": [...], "failed": {"retried": 1}, "text_bytes": {"obs.1": 81234}}
+     "steps": 5000, "episodes": [0, 1, 3, ...], "lengths": [...], "returns": [...], "failed": {"retried": 1},
+     "text_bytes": {"obs.1": 81234}}
     {"line": "note", "failed": {"skipped": 1}, "state": ...}
     {"line": "end", "episodes": 400}
 

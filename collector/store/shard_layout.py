@@ -151,6 +151,14 @@ def check_spaces(layout: EpisodeLayout, spaces: Mapping[str, Any]) -> None:
             )
 
 
+def refuse_texts(layout: EpisodeLayout, target: str) -> None:
+    if names := [".".join(map(str, path)) for path, name in nest.items(layout.names) if name in layout.texts]:
+        raise DatasetError(
+            f"{target} takes only numbers, but {', '.join(names)} are texts: export as Parquet or Minari, or record "
+            "numbers instead, for example with the wrapper gymnasium.wrappers.TransformObservation"
+        )
+
+
 def _text(row: np.dtype) -> str:
     return TEXT_DTYPE if row == TEXT else " ".join(map(str, (row.base.str, *row.shape)))
 

@@ -113,7 +113,7 @@ def hold_the_lock() -> None:
 
 
 class Words(gymnasium.Env):
-    """Env with observations that are not arrays."""
+    """Env that observes a text."""
 
     observation_space, action_space = spaces.Text(8), spaces.Discrete(2)
 
@@ -136,16 +136,57 @@ class Tiles(Words):
         return {"map": {1: 0, 2: 1}}, 0.0, True, False, {}
 
 
-class Mission(Words):
-    """Env that observes a picture and a text. Its episodes never end."""
+class Lists(Words):
+    """Env whose observations are neither arrays nor texts."""
 
-    observation_space = spaces.Dict({"image": spaces.Box(0, 255, (3,), np.uint8), "mission": spaces.Text(8)})
+    observation_space = spaces.Sequence(spaces.Discrete(2))
+
+
+class Inventory(Words):
+    """Env that observes a picture, a text and a list."""
+
+    observation_space = spaces.Dict(
+        image=spaces.Box(0, 255, (3,), np.uint8), items=spaces.Sequence(spaces.Discrete(2)), mission=spaces.Text(8)
+    )
+
+
+class MissionSpace(gymnasium.Space[str]):
+    """Space of texts, in the form of minigrid 3.2.0: no subclass of Text, without a shape."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=str)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MissionSpace)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Talk(gymnasium.Env):
+    """Env whose observations and actions have a text. Its reward is the length of the text in the action."""
+
+    observation_space = spaces.Dict(mission=MissionSpace(), taken=spaces.Discrete(9))
+    action_space = spaces.Dict(say=spaces.Text(9), move=spaces.Discrete(9))
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
-        return {"image": np.zeros(3, np.uint8), "mission": "go"}, {}
+        super().reset(seed=seed)
+        self._taken = 0
+        return self._observe(), {}
 
     def step(self, action: Any) -> Any:
-        return {"image": np.zeros(3, np.uint8), "mission": "go"}, 0.0, False, False, {}
+        assert type(action["say"]) is str
+        self._taken += 1
+        return self._observe(), float(len(action["say"])), self._taken == 4, False, {}
+
+    def _observe(self) -> Any:
+        return {"mission": "go to the \N{GREEK SMALL LETTER ALPHA}" * self.np_random.integers(3), "taken": self._taken}
+
+
+def answers(obs: Any) -> list[Any]:
+    return [{"say": mission[:9] or "no", "move": int(taken)} for mission, taken in zip(*obs.values(), strict=True)]
 
 
 class Forgetful(gymnasium.Env):

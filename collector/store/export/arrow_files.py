@@ -17,7 +17,7 @@ from collector.store import schema
 from collector.store.dataset import Dataset, Transitions
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import TEXT_DTYPE
-from collector.store.shard_layout import EpisodeLayout, arrays_of, is_of_obs
+from collector.store.shard_layout import EpisodeLayout, arrays_of, is_of_obs, refuse_texts
 from collector.store.texts import TEXT
 from vecenv import nest
 from vecenv.extending import at_least_one
@@ -83,14 +83,6 @@ def _check_sizes(layout: EpisodeLayout, target: str) -> None:
             )
 
 
-def _refuse_texts(layout: EpisodeLayout) -> None:
-    if names := [".".join(map(str, path)) for path, name in nest.items(layout.names) if name in layout.texts]:
-        raise DatasetError(
-            f"LeRobot takes numbers and pictures, but {', '.join(names)} are texts: export as Parquet or Minari, or "
-            "record numbers instead, for example with the wrapper gymnasium.wrappers.TransformObservation"
-        )
-
-
 def _field(name: str, row: np.dtype) -> Any:
     if row == TEXT:
         return pa.field(name, pa.large_string(), metadata={"dtype": TEXT_DTYPE, "shape": "[]"})
@@ -128,7 +120,7 @@ def write_lerobot(
     """Write features named `observation.state`, `observation.image` or `observation.KEY`, `action` or `action.KEY`."""
     assert dataset.layout is not None
     _check_sizes(dataset.layout, "LeRobot")
-    _refuse_texts(dataset.layout)
+    refuse_texts(dataset.layout, "LeRobot")
     fps = at_least_one("fps", fps)
     job = dataset.head.get("job")
     task = task or (str(job.get("env", name.name)) if isinstance(job, dict) else name.name)
