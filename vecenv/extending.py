@@ -3,6 +3,7 @@
 The package `collector` imports only from `vecenv`, `vecenv.nest`, `vecenv.transforms` and this module.
 """
 
+from vecenv.backends.gymnasium_backend import split_infos
 from vecenv.backends.host.failure import add_note
 from vecenv.backends.host.own_process import OneEnvPerProcess, retried_alone
 from vecenv.backends.host.row_writer import cast_exactly
@@ -86,5 +87,13 @@ __all__ += [
     "release_pool",
 ]
 __all__ += ["remove_record", "resets_in_step", "resolve_env_fns", "retried_alone", "round_envs", "seed_chain"]
-__all__ += ["seed_generators", "spread_seeds", "start_task", "step_with_views", "unreachable_nodes", "unscheduled"]
+__all__ += [
+    "seed_generators",
+    "split_infos",
+    "spread_seeds",
+    "start_task",
+    "step_with_views",
+    "unreachable_nodes",
+    "unscheduled",
+]
 __all__ += ["warn_caller", "whole", "worker_seeds"]

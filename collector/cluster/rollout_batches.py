@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from collector.batch.rollout import Rollout
+from collector.batch.step_extras import blank
 from collector.cluster.actor_pool import Actor, ActorPool, ReceivedRollout
 from collector.cluster.rollout_actor import STEPS, Columns
 from collector.policy.weights import PublishedWeights
@@ -145,7 +146,7 @@ class Assembler:
         own = slice(slot * env_num, (slot + 1) * env_num)
 
         def zeros(rows: np.ndarray) -> np.ndarray:
-            return np.zeros((len(rows), self._count * env_num, *rows.shape[2:]), rows.dtype)
+            return blank((len(rows), self._count * env_num, *rows.shape[2:]), rows.dtype)
 
         steps = {name: columns[name] for name in STEPS}
         if not self._steps:

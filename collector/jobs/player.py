@@ -212,7 +212,7 @@ class Player:
                 row_layout(env.observation_space, env.action_space)  # refuse bad spaces before playing
                 policy, size = make_job_policy(job, env, self.device), env.env_num * steps_per_batch(job, env)
                 policy_hash = hash_of(policy)
-                options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan}
+                options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan, "info_keys": job.info_keys}
                 batches = SyncDataCollector(env, policy, frames_per_batch=size, interruptor=self.stop, **options)
                 with batches:
                     for episodes in self._play_batches(batches, job, plan, suspects):
@@ -227,7 +227,7 @@ class Player:
     def _play_batches(
         self, batches: SyncDataCollector, job: Job, plan: Plan, suspects: set[int]
     ) -> Iterator[EpisodeBatch]:
-        cutter = EpisodeCutter()
+        cutter = EpisodeCutter(job.info_keys)
         # If an env always fails, the limit on `suspects` ends the loop.
         while not (self._is_over(plan) or plan.is_exhausted or len(suspects) > job.max_failed + job.num_envs):
             self.stop.begin_batch()

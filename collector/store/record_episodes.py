@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
+from collector.batch.step_extras import check_info_keys
 from collector.store.dataset_head import make_head
+from collector.store.info_columns import info_objects
+from collector.store.manifest import Manifest
 from collector.store.recorder import EpisodeRecorder, fit_rows
+from collector.store.safe_folder import DatasetError
 from collector.store.shard_layout import row_layout
 from collector.store.texts import TEXT
 from collector.store.writer import StoreWriter
@@ -26,6 +30,7 @@ from vecenv.extending import (
     check_number,
     is_repeated,
     round_envs,
+    split_infos,
     spread_seeds,
 )
 from vecenv.nest import as_array
@@ -43,6 +48,7 @@ def RecordEpisodes(
     shard_bytes: int = 2**26,
     shard_seconds: float = 30.0,
     memory: int = 2**33,
+    info_keys: Sequence[str] = (),
     compress: bool = False,
     resume: bool = False,
     overwrite: bool = False,
@@ -60,6 +66,8 @@ def RecordEpisodes(
             loses uncommitted episodes.
         shard_seconds: finished episodes are also committed when the first has this age.
         memory: maximum bytes of unfinished episodes.
+        info_keys: keys of infos to store, as in the collectors. `Episode.info[key]` has the entry after each step: a
+            number, an array or a text. A missing entry is 0, False or "". The first episodes decide about the dtype.
         compress, overwrite: see `StoreWriter`.
         resume: continue the folder's data set, even if it is complete. Without a data set, begin one.
         more: additional JSON entries for the head of the data set.
@@ -94,13 +102,22 @@ def RecordEpisodes(
     shard_bytes, memory = at_least_one("shard_bytes", shard_bytes), at_least_one("memory", memory)
     shard_seconds = check_number("shard_seconds", shard_seconds, least=0, infinite=True)
     wrap, n, spaces = _wrapper_of(venv, autoreset_mode, resets_by_id)
-    layout = row_layout(*spaces)
+    layout, keys = row_layout(*spaces), check_info_keys(info_keys)
     head = make_head(spaces[0][0], spaces[1][0], made_by="RecordEpisodes", **more)
-    writer = StoreWriter(folder, head, compress=compress, resume=resume, overwrite=overwrite, reopen=resume)
-    recorder = EpisodeRecorder(n, writer, layout, shard_bytes, shard_seconds, memory)
+    check = partial(_check_stored_keys, folder, keys)
+    writer = StoreWriter(
+        folder, head, compress=compress, resume=resume, overwrite=overwrite, reopen=resume, check=check
+    )
+    recorder = EpisodeRecorder(n, writer, layout, shard_bytes, shard_seconds, memory, keys)
     recorded = wrap(venv, recorder)
     weakref.finalize(recorded, recorder.finish, complete=False)  # if `close` is never called
     return recorded
+
+
+def _check_stored_keys(folder: Any, keys: tuple[str, ...], manifest: Manifest) -> None:
+    stored = keys if manifest.layout is None else tuple(manifest.layout.names["info"])
+    if {*stored} != {*keys}:
+        raise DatasetError(f"{folder} has the info_keys {stored}, and not {keys}: resume it with these keys")
 
 
 def _wrapper_of(
@@ -165,14 +182,14 @@ class RecordedVectorEnv(VectorWrapper):
         given, actions = actions, recorder.actions(actions, self._ids)
         try:
             result = obs, reward, terminated, truncated, infos = self.env.step(_to_type_of(given, actions))
-            rows = fit_rows(obs, recorder.layout.obs), *map(as_array, (reward, terminated, truncated))
+            rows, flags = fit_rows(obs, recorder.layout.obs), (as_array(terminated), as_array(truncated))
             if "restarted" in infos or "restarted" in infos.get("final_info", ()):
                 recorder.discard(_restarted(infos, self.num_envs))
-            ended = recorder.step(None, actions, *rows)
+            ended = recorder.step(None, actions, rows, as_array(reward), *flags, self._info(infos))
             begun = ended if same_step else self._to_reset  # envs whose rows have the first observation of an episode
             self._native.check_autoreset(begun, infos)
             if ended.size:
-                recorder.end(ended, self._final_obs(infos, ended) if same_step else nest.take(rows[0], ended))
+                recorder.end(ended, self._final_obs(infos, ended) if same_step else nest.take(rows, ended))
             if begun.size:
                 recorder.begin(begun, None)
             if self._mode is AutoresetMode.NEXT_STEP:
@@ -181,6 +198,12 @@ class RecordedVectorEnv(VectorWrapper):
             self._abandon()
             raise
         return result
+
+    def _info(self, infos: dict[str, Any]) -> dict[str, np.ndarray]:
+        if not (keys := self._recorder.info_keys):
+            return {}
+        rows = split_infos(infos, self.num_envs)
+        return info_objects([_last_info(row) for row in rows], keys)
 
     def _final_obs(self, infos: dict[str, Any], rows: np.ndarray) -> Any:
         """Return the last observations of the envs `rows` (`final_observation` in gymnasium 0.29)."""
@@ -216,6 +239,12 @@ class RecordedVectorEnv(VectorWrapper):
 
     __enter__: Any = BaseVectorEnv.__enter__
     __exit__: Any = BaseVectorEnv.__exit__
+
+
+def _last_info(info: Mapping[str, Any]) -> Any:
+    """Return the info of the step. If the env was reset in the same round, the step's info is `final_info`."""
+    last = info.get("final_info")
+    return last if isinstance(last, Mapping) else info
 
 
 def _to_type_of(given: Any, rows: Any) -> Any:
@@ -318,7 +347,9 @@ class RecordedEngine(RowWiseWrapper):
         if not self._in_order or len(info) != recorder.n:
             ids = np.array([row["env_id"] for row in info], np.int64)
         actions = recorder.sent if ids is None else nest.take(recorder.sent, ids)
-        ended = recorder.step(ids, actions, obs, reward, terminated, truncated)
+        keys = recorder.info_keys
+        entries = info_objects([_last_info(row) for row in info], keys) if keys else {}
+        ended = recorder.step(ids, actions, obs, reward, terminated, truncated, entries)
         if not ended.size:
             return
         envs, infos = ended if ids is None else ids[ended], info[ended].tolist()

@@ -13,7 +13,7 @@ import numpy as np
 from collector.basics.interruptor import sigint_deferred
 from collector.batch.conversions import join
 from collector.batch.rollout_buffer import RolloutBuffer
-from collector.episodes.episode import EPISODE_COLUMNS, EpisodeBatch
+from collector.episodes.episode import STEP_COLUMNS, EpisodeBatch
 from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
 from collector.store.safe_folder import DatasetError
 from collector.store.texts import TEXT, is_texts
@@ -94,14 +94,22 @@ class EpisodeRecorder:
     """
 
     def __init__(
-        self, n: int, writer: StoreWriter, layout: Layout, shard_bytes: int, shard_seconds: float, memory: int
+        self,
+        n: int,
+        writer: StoreWriter,
+        layout: Layout,
+        shard_bytes: int,
+        shard_seconds: float,
+        memory: int,
+        info_keys: tuple[str, ...] = (),
     ) -> None:
         self.n, self._writer, self.layout, self._memory = n, writer, layout, memory
+        self.info_keys = info_keys
         self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
         """Last action sent to each env, in the stored dtypes."""
-        row = nest.map(_row_bytes, (layout.obs, layout.action))
-        self._buffer = RolloutBuffer(n, max(2, min(ROUNDS, _BYTES // (n * (sum(nest.leaves(row)) + 10)))))
+        row = 10 + sum(map(_row_bytes, nest.leaves((layout.obs, layout.action)))) + _TEXT_BYTES * len(info_keys)
+        self._buffer = RolloutBuffer(n, max(2, min(ROUNDS, _BYTES // (n * row))))
         self._finished, self._pid = False, os.getpid()
         self._unfinished = UnfinishedEpisodes()
         self._all = np.arange(n)
@@ -150,9 +158,19 @@ class EpisodeRecorder:
         self._is_recorded[ids] = False
 
     def step(
-        self, ids: np.ndarray | None, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any
+        self,
+        ids: np.ndarray | None,
+        action: Any,
+        obs: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        info: dict[str, np.ndarray],
     ) -> np.ndarray:
-        """Record a step of these envs (None: all). Return the indices of the rows that end episodes."""
+        """Record a step of these envs (None: all). Return the indices of the rows that end episodes.
+
+        `info`: result of `info_objects` for `info_keys`.
+        """
         self._check_open()
         n, buffer, obs = self.n, self._buffer, fit_rows(obs, self.layout.obs)
         if (
@@ -172,6 +190,7 @@ class EpisodeRecorder:
             after = at + n
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         buffer.write("action", at, action)
+        buffer.write("info", at, info)
         buffer.write_step(at, after, obs, np.asarray(reward, np.float64), *flags)
         if ids is None:
             self._count += 1
@@ -227,7 +246,7 @@ class EpisodeRecorder:
         env, (first, before, seed) = np.concatenate(envs), np.concatenate(begun, axis=1)
         unknown, ends = np.full(len(env), -1), np.arange(len(env)) < len(env) - len(going)
         runs = Runs(env, first * self.n + env, np.concatenate(count) - first, before, ends, unknown, seed)
-        columns = {name: self._buffer.read(name, slice(None)) for name in EPISODE_COLUMNS}
+        columns = {name: self._buffer.read(name, slice(None)) for name in ("obs", *STEP_COLUMNS)}
         last = join([nest.take(columns["obs"], slice(0, 0)), *(obs for *_, obs in self._ended)])
         whole = EpisodeBatch(**self._unfinished.join(columns, runs, last, playing, self.n))
         latest = self._buffer.read("obs", self._count * self.n + self._all)

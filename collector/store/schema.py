@@ -46,6 +46,7 @@ class LayoutLine(ManifestLine, tag="layout"):
     obs: Any
     action: Any
     reward: Annotated[str, Meta(pattern=r"^<f8( [0-9]{1,9})*\Z")]
+    info: dict[str, str] = {}
 
 
 class Note(ManifestLine, tag="note"):

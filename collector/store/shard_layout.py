@@ -14,6 +14,8 @@ A shard has a file per array. With E episodes and S steps, the arrays are
 
 Dict and Tuple observations and actions have an array per leaf: `obs.0`, `obs.1`, ...
 
+Recorded infos have the arrays `info.0`, `info.1`, ..., of the shape (S, ...).
+
 A column of texts, such as `obs.1`, has two arrays: `obs.1` (S + E,) int64 with the ends of the texts in `obs.1.utf8`.
 """
 
@@ -27,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from collector.batch.conversions import join
-from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch
+from collector.episodes.episode import STEP_COLUMNS, Episode, EpisodeBatch
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import STORED_DTYPES, TEXT_DTYPE, LayoutLine
 from collector.store.texts import TEXT, bytes_name, decode_texts, encode_texts
@@ -53,7 +55,9 @@ class EpisodeLayout:
     def of(cls, episodes: Episode | EpisodeBatch | LayoutLine) -> EpisodeLayout:
         """Return the layout of `episodes`. Raises `DatasetError` for data that cannot be stored."""
         obs = episodes.obs_parts[0] if isinstance(episodes, EpisodeBatch) else episodes.obs
-        trees = {"obs": _rows("obs", obs)} | {key: _rows(key, getattr(episodes, key)) for key in ("action", "reward")}
+        trees = {"obs": _rows("obs", obs)} | {
+            key: _rows(key, getattr(episodes, key)) for key in ("action", "reward", "info")
+        }
         if trees["reward"] == TEXT:
             raise DatasetError("reward holds Python objects; only numbers can be stored")
         trees |= {"reward": np.dtype(("<f8", trees["reward"].shape)), **dict.fromkeys(END_COLUMNS, np.dtype("?"))}
@@ -62,7 +66,8 @@ class EpisodeLayout:
 
     def line(self) -> LayoutLine:
         texts = {name: _text(row) for name, row in self.rows.items()}
-        return LayoutLine(*(nest.map(texts.__getitem__, self.names[key]) for key in ("obs", "action", "reward")))
+        trees = (nest.map(texts.__getitem__, self.names[key]) for key in ("obs", "action", "reward", "info"))
+        return LayoutLine(*trees)
 
     @property
     def texts(self) -> list[str]:
@@ -152,7 +157,9 @@ def check_spaces(layout: EpisodeLayout, spaces: Mapping[str, Any]) -> None:
 
 
 def refuse_texts(layout: EpisodeLayout, target: str) -> None:
-    if names := [".".join(map(str, path)) for path, name in nest.items(layout.names) if name in layout.texts]:
+    """Raise `DatasetError` if an observation or action has a text."""
+    trees = {key: layout.names[key] for key in ("obs", "action")}
+    if names := [".".join(map(str, path)) for path, name in nest.items(trees) if name in layout.texts]:
         raise DatasetError(
             f"{target} takes only numbers, but {', '.join(names)} are texts: export as Parquet or Minari, or record "
             "numbers instead, for example with the wrapper gymnasium.wrappers.TransformObservation"
@@ -223,7 +230,7 @@ def columns_of_shard(layout: EpisodeLayout, batches: Sequence[EpisodeBatch]) -> 
     columns: dict[str, list[np.ndarray]] = {name: [] for name in layout.rows}
     for batch in batches:
         trees = [("obs", part) for part in batch.obs_parts]
-        for key, tree in [*trees, *((key, getattr(batch, key)) for key in ("action", "reward", *END_COLUMNS))]:
+        for key, tree in [*trees, *((key, getattr(batch, key)) for key in ("action", "reward", *END_COLUMNS, "info"))]:
             for name, array in zip(nest.leaves(layout.names[key]), nest.leaves(tree), strict=True):
                 columns[name].append(np.ascontiguousarray(array, layout.rows[name].base))
     lengths = np.concatenate([batch.lengths for batch in batches])
@@ -242,7 +249,7 @@ def arrays_of(episodes: EpisodeBatch) -> dict[str, np.ndarray]:
 def batch_of(layout: EpisodeLayout, files: Mapping[str, np.ndarray]) -> EpisodeBatch:
     """Return the episodes of a shard. Raises `DatasetError` for bytes that are not texts."""
     arrays = {**files, **{name: decode_texts(name, files[name], files[bytes_name(name)]) for name in layout.texts}}
-    about = {name: arrays[name] for name in OF_EPISODES}
+    about: dict[str, Any] = {name: arrays[name] for name in OF_EPISODES}
     columns = nest.map(arrays.__getitem__, layout.names)
     obs_parts = [columns.pop("obs")]
     return EpisodeBatch(obs_parts=obs_parts, **columns, lengths=np.diff(arrays["offsets"]), **about)
@@ -320,7 +327,7 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
         ) from None
     return EpisodeBatch(
         obs_parts=[each.obs for each in episodes],
-        **join([{name: getattr(each, name) for name in EPISODE_COLUMNS[1:]} for each in episodes]),
+        **join([{name: getattr(each, name) for name in STEP_COLUMNS} for each in episodes]),
         lengths=np.array([len(each) for each in episodes], np.int64),
         **numbers,
     )

@@ -49,7 +49,10 @@ class TorchRows(TorchDataset[Any]):
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
         if self._of_episodes:
             episodes = [self._dataset[number] for number in numbers]
-            return [{**_tensors(columns_of(episode)), "number": episode.number} for episode in episodes]
+            columns = [columns_of(each) | ({"info": each.info} if each.info else {}) for each in episodes]
+            return [
+                {**_tensors(each), "number": episode.number} for each, episode in zip(columns, episodes, strict=True)
+            ]
         rows = _tensors(self._dataset.take(numbers).as_dict())
         return [nest.take(rows, i) for i in range(len(numbers))]
 

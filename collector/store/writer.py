@@ -24,6 +24,7 @@ from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store import schema
 from collector.store.dataset_folder import SHARDS, check_free, open_locked, remove_data, writing
 from collector.store.dataset_head import HEAD, head_bytes, head_changes, read_head, spaces_of
+from collector.store.info_columns import with_info_columns
 from collector.store.manifest import LONGEST_LINE, MANIFEST, Manifest, read_lines, read_manifest
 from collector.store.safe_folder import PARTIAL, Closable, DatasetError, SafeFolder
 from collector.store.schema import MAX_EXACT_INT, End, LayoutLine, Note, ShardLine
@@ -135,6 +136,7 @@ class StoreWriter(Closable):
         - does not end (terminated or truncated) in its last step, or ends in an earlier step,
         - has an infinite or NaN reward or sum of rewards,
         - has other dtypes or shapes than the data set's spaces or earlier episodes,
+        - has an info that does not fit the dtype of earlier infos,
         - has a used number, or a seed or env id out of range.
         """
         several = [episodes] if isinstance(episodes, Episode) else episodes
@@ -146,6 +148,7 @@ class StoreWriter(Closable):
             # `pack` copies all columns except `obs`.
             several = replace(several, obs_parts=[nest.map(np.array, part) for part in several.obs_parts])
         batch = in_columns(self._numbered(several), self._spaces["action_space"])
+        batch = with_info_columns(batch, self._layout)
         layout = EpisodeLayout.of(batch)
         check_whole(batch, layout)
         if self._layout is None:

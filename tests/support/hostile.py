@@ -227,6 +227,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "a_tree_that_is_deep": {"obs": DEEP},
     "a_tree_with_a_path": {"obs": "../obs"},
     "a_tree_of_numbers": {"obs": [1, 2]},
+    "infos_that_no_file_has": {"info": {"a": "<f8"}},
+    "infos_that_are_a_tree": {"info": {"a": ["<f8"]}},
+    "infos_that_are_an_array": {"info": "<f8"},
+    "an_info_of_objects": {"info": {"a": "|O"}},
 }
 CORPUS |= {name: (lambda folder, changes=changes: edit_layout(folder, **changes)) for name, changes in LAYOUTS.items()}
 

@@ -185,6 +185,25 @@ class Talk(gymnasium.Env):
         return {"mission": "go to the \N{GREEK SMALL LETTER ALPHA}" * self.np_random.integers(3), "taken": self._taken}
 
 
+class Informed(gymnasium.Env):
+    """Env whose infos have numbers, arrays and texts, two of them only in the last of 4 steps."""
+
+    observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        super().reset(seed=seed)
+        self._taken = 0
+        return np.zeros(1, np.float32), {"count": -1, "said": "reset"}
+
+    def step(self, action: Any) -> Any:
+        self._taken += 1
+        last = self._taken == 4
+        info: dict[str, Any] = {"count": self._taken, "half": self._taken / 2, "success": last}
+        info |= {"legal": np.array([self._taken, 0], np.int8), "said": f"step {self._taken}"}
+        info |= {"stats": {"total": 3.0 * self._taken}, **({"verdict": "good", "score": 7.5} if last else {})}
+        return np.full(1, self._taken, np.float32), 1.0, last, False, info
+
+
 def answers(obs: Any) -> list[Any]:
     return [{"say": mission[:9] or "no", "move": int(taken)} for mission, taken in zip(*obs.values(), strict=True)]
 

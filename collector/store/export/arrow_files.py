@@ -187,6 +187,7 @@ def _columns(frames: Transitions) -> dict[str, np.ndarray]:
         )
     if (obs := found.pop("observation", None)) is not None:
         found = {"observation.image" if _is_picture(obs) else "observation.state": obs, **found}
+    found |= {name: rows for name, rows in _named("info", frames.info) if rows.dtype != TEXT}
     found |= {"next.reward": frames.reward, "next.terminated": frames.terminated, "next.truncated": frames.truncated}
     found["next.done"] = frames.terminated | frames.truncated
     return {
