@@ -232,7 +232,7 @@ class EpisodeCutter:
 
     def _objects(self, batch: Rollout | FlatRollout, key: str) -> np.ndarray:
         if key not in batch.extras:
-            return np.full(batch.reward.size, None)
+            return np.full(nest.as_array(batch.mask).size, None)
         rows = nest.as_array(batch.extras[key])
         return nest.object_array(list(_time_first(rows) if isinstance(batch, Rollout) else rows))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from collector.batch.step_extras import dotted_keys, nested_entry
+from collector.batch.step_extras import blank, dotted_keys, nested_entry
 from collector.episodes.episode import EpisodeBatch
 from collector.store.safe_folder import DatasetError
 from collector.store.shard_layout import EpisodeLayout
@@ -51,40 +52,38 @@ def _column(key: str, values: np.ndarray, row: np.dtype | None) -> np.ndarray:
     entries = [values[i] for i in present]
     if not entries and row is None:
         raise DatasetError(f"info_keys: no info of the first episodes that ended has {key!r}; leave this key out")
-    texts = bool(entries) and is_texts(entries)
-    found = nest.object_array(entries) if texts else _stacked(key, entries)
+    found = _stacked(key, entries)
     row = _row_of(found) if row is None else row
-    column = np.full((len(values), *row.shape), "" if row == TEXT else 0, row.base)
+    column = blank((len(values), *row.shape), row.base)
     if entries:
-        fitted = found if texts and row == TEXT else None
-        if row != TEXT and found.shape[1:] == row.shape:
-            fitted = cast_exactly(found, row.base)
+        fits = (found.dtype == TEXT) == (row == TEXT) and found.shape[1:] == row.shape
+        fitted = None if not fits else found if row == TEXT else cast_exactly(found, row.base)
         if fitted is None:
-            raise _misfit(key, entries, found, row)
+            kinds = ["text" if each == TEXT else f"{each.base} {each.shape}" for each in (_row_of(found), row)]
+            raise DatasetError(
+                f"info_keys: {key!r} is {entries[0]!r:.80} ({kinds[0]}), but the data set has {kinds[1]}: return "
+                "entries of one type and shape"
+            )
         column[present] = fitted
     return column
 
 
 def _stacked(key: str, entries: list[Any]) -> np.ndarray:
-    try:
-        return nest.as_array(entries)
-    except ValueError:  # different shapes
+    """Return entries as an array, of the dtype object if they are texts. Raises `DatasetError` for other objects."""
+    if is_texts(entries):
         return nest.object_array(entries)
+    with suppress(ValueError):  # different shapes
+        if (found := nest.as_array(entries)).dtype.kind in "biuf":
+            return found
+    dotted = tuple(dotted_keys({key: entries[0]}))
+    advice = "leave out this key" if dotted == (key,) else f"name its entries instead, as in {dotted}"
+    raise DatasetError(
+        f"info_keys: entries of {key!r}, such as {entries[0]!r:.80}, are not numbers, arrays of numbers of one shape, "
+        f"or texts; {advice}"
+    )
 
 
 def _row_of(found: np.ndarray) -> np.dtype:
     if found.ndim > 1 or found.dtype.kind not in "iuf":
         return np.dtype((found.dtype, found.shape[1:]))
     return np.dtype(np.int64 if np.can_cast(found.dtype, np.int64) else np.float64)
-
-
-def _misfit(key: str, entries: list[Any], found: np.ndarray, row: np.dtype) -> DatasetError:
-    dotted = tuple(dotted_keys({key: entries[0]}))
-    if dotted != (key,):
-        return DatasetError(f"info_keys: {key!r} is a dict; name its entries instead, as in {dotted}")
-    kind = "text" if row == TEXT else f"{row.base} in the shape {row.shape}"
-    shown = "different shapes or types" if found.dtype == TEXT else f"{found.dtype} in the shape {found.shape[1:]}"
-    return DatasetError(
-        f"info_keys: {key!r} is {entries[0]!r:.80} ({shown}), but the data set has {kind}; return numbers of one type, "
-        "arrays of one shape, or texts"
-    )

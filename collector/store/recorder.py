@@ -13,7 +13,7 @@ import numpy as np
 from collector.basics.interruptor import sigint_deferred
 from collector.batch.conversions import join
 from collector.batch.rollout_buffer import RolloutBuffer
-from collector.episodes.episode import STEP_COLUMNS, EpisodeBatch
+from collector.episodes.episode import EPISODE_COLUMNS, EpisodeBatch
 from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
 from collector.store.safe_folder import DatasetError
 from collector.store.texts import TEXT, is_texts
@@ -190,7 +190,8 @@ class EpisodeRecorder:
             after = at + n
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         buffer.write("action", at, action)
-        buffer.write("info", at, info)
+        if info:
+            buffer.write("info", at, info)
         buffer.write_step(at, after, obs, np.asarray(reward, np.float64), *flags)
         if ids is None:
             self._count += 1
@@ -246,7 +247,8 @@ class EpisodeRecorder:
         env, (first, before, seed) = np.concatenate(envs), np.concatenate(begun, axis=1)
         unknown, ends = np.full(len(env), -1), np.arange(len(env)) < len(env) - len(going)
         runs = Runs(env, first * self.n + env, np.concatenate(count) - first, before, ends, unknown, seed)
-        columns = {name: self._buffer.read(name, slice(None)) for name in ("obs", *STEP_COLUMNS)}
+        names = EPISODE_COLUMNS + (("info",) if self.info_keys else ())
+        columns = {name: self._buffer.read(name, slice(None)) for name in names}
         last = join([nest.take(columns["obs"], slice(0, 0)), *(obs for *_, obs in self._ended)])
         whole = EpisodeBatch(**self._unfinished.join(columns, runs, last, playing, self.n))
         latest = self._buffer.read("obs", self._count * self.n + self._all)

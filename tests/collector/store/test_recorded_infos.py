@@ -16,6 +16,7 @@ from collector import (
     Dataset,
     DatasetError,
     Episode,
+    EpisodeCutter,
     Job,
     RecordEpisodes,
     StoreWriter,
@@ -108,17 +109,36 @@ def test_a_batch_has_texts_of_infos() -> None:
     assert batch.extras["verdict"][0].tolist() == ["", "", "", "good", ""]
 
 
+class InformedPair(Informed):
+    """Env with a vector reward."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, np.array([reward, 0.5]), *rest
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_cutter_gives_entries_that_only_later_batches_have(flat: bool) -> None:
+    keys = ("count", "verdict")
+    cutter = EpisodeCutter(keys)
+    with SyncDataCollector([InformedPair] * 2, frames_per_batch=4, info_keys=keys) as collector:
+        batches = [collector.rollout() for _ in range(2)]
+        first, second = (cutter.cut(batch.flatten() if flat else batch) for batch in batches)
+    assert len(first) == 0
+    assert [each.info["count"].tolist() for each in second] == [[1, 2, 3, 4]] * 2
+    assert [each.info["verdict"].tolist() for each in second] == [[None, None, "", "good"]] * 2
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([[1, None, 2], [0.5, 1, 1]], r"'x' is 0.5 \(float64 in the shape \(\)\), but the data set has int64"),
-        ([["a", None, "b"], ["c", 1, "d"]], "'x' is 'c' .*, but the data set has text"),
-        (
-            [[np.zeros(2)] * 3, [np.zeros(3)] * 3],
-            r"in the shape \(3,\)\), but the data set has float64 in the",
-        ),
-        ([[{"y": 1}] * 3], r"'x' is a dict; name its entries instead, as in \('x.y',\)"),
-        ([[np.zeros(2), np.zeros(3), 1]], "different shapes or types"),
+        ([[1, None, 2], [0.5, 1, 1]], r"'x' is 0.5 \(float64 \(\)\), but the data set has int64 \(\)"),
+        ([["a", None, "b"], ["c", "d", "d"], [1, 2, 3]], r"'x' is 1 \(int64 \(\)\), but the data set has text"),
+        ([[1, 2, 3], ["c", "d", "d"]], r"'x' is 'c' \(text\), but the data set has int64"),
+        ([[np.zeros(2)] * 3, [np.zeros(3)] * 3], r"\(float64 \(3,\)\), but the data set has float64 \(2,\)"),
+        ([[{"y": 1}] * 3], r"entries of 'x', .* name its entries instead, as in \('x.y',\)"),
+        ([[np.zeros(2), np.zeros(3), 1]], "not numbers, arrays of numbers of one shape, or texts; leave out this key"),
+        ([["a", 1, 2]], "entries of 'x', such as 'a', are not numbers"),
         ([[None] * 3], "no info of the first episodes that ended has 'x'; leave this key out"),
         ([[1, 2, 3], None], "these episodes have the arrays"),
     ],
