@@ -234,13 +234,19 @@ def refuse_names(source: str, names: Iterable[str], taken: Iterable[str] = ()) -
 
 
 def check_info_keys(keys: Any) -> tuple[str, ...]:
-    """Return the keys as a tuple. Raise TypeError if not a sequence of str, ValueError for reserved or equal names."""
+    """Return the keys as a tuple. Raises the errors of `as_info_keys`, and ValueError for names that a batch has."""
+    found = as_info_keys(keys)
+    refuse_names("info_keys has", found)
+    return found
+
+
+def as_info_keys(keys: Any) -> tuple[str, ...]:
+    """Return the keys as a tuple. Raises TypeError if not a sequence of str, and ValueError for equal names."""
     if keys is None:
         return ()
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not all(isinstance(key, str) for key in keys):
         example = keys if isinstance(keys, str) else "x_velocity"
         raise TypeError(f"info_keys are the names of entries of the envs' infos, as in ({example!r},); got {keys!r}")
-    refuse_names("info_keys has", keys)
     if len(set(keys)) < len(keys):
         raise ValueError(f"info_keys has a name twice: {keys}; pass each name once")
     return tuple(keys)

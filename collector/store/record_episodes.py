@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
-from collector.batch.step_extras import check_info_keys
+from collector.batch.step_extras import as_info_keys
 from collector.store.dataset_head import make_head
 from collector.store.info_columns import info_objects
 from collector.store.manifest import Manifest
@@ -102,7 +102,7 @@ def RecordEpisodes(
     shard_bytes, memory = at_least_one("shard_bytes", shard_bytes), at_least_one("memory", memory)
     shard_seconds = check_number("shard_seconds", shard_seconds, least=0, infinite=True)
     wrap, n, spaces = _wrapper_of(venv, autoreset_mode, resets_by_id)
-    layout, keys = row_layout(*spaces), check_info_keys(info_keys)
+    layout, keys = row_layout(*spaces), as_info_keys(info_keys)
     head = make_head(spaces[0][0], spaces[1][0], made_by="RecordEpisodes", **more)
     check = partial(_check_stored_keys, folder, keys)
     writer = StoreWriter(

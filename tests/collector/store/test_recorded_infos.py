@@ -102,6 +102,24 @@ def test_a_job_stores_infos(backend: Any, tmp_path: Path) -> None:
         Job(env="CartPole-v1", episodes=1, info_keys=("reward",))
 
 
+def test_recorded_infos_may_have_the_name_of_a_column(tmp_path: Path) -> None:
+    class Masked(Informed):
+        def step(self, action: Any) -> Any:
+            *results, info = super().step(action)
+            return *results, {"mask": info["count"], "obs": info["said"]}
+
+    with RecordEpisodes(gymnasium.vector.SyncVectorEnv([Masked]), tmp_path, info_keys=["mask", "obs"]) as envs:
+        envs.reset()
+        for _ in range(4):
+            envs.step([0])
+    assert Dataset(tmp_path)[0].info["mask"].tolist() == [1, 2, 3, 4]
+    with DummyVectorEnv([Masked]) as venv:
+        for wrong, error in (("mask", TypeError), (("mask", "mask"), ValueError), (5, TypeError)):
+            with pytest.raises(error, match="info_keys"):
+                RecordEpisodes(venv, tmp_path, info_keys=wrong, overwrite=True)
+    assert len(Dataset(tmp_path)) == 1
+
+
 def test_a_batch_has_texts_of_infos() -> None:
     with SyncDataCollector([Informed] * 2, frames_per_batch=10, info_keys=("said", "verdict")) as collector:
         batch = collector.rollout()
