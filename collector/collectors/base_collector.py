@@ -81,15 +81,19 @@ class BaseCollector(ABC):
     ) -> CollectStats:
         """Collect `n_episode` whole episodes in separate envs, with the current policy in this process.
 
-        Training episodes continue, and `frames` does not change. See docs/guides/collecting.md.
+        Training episodes continue, and `frames` does not change. Returns are sums of rewards before a `VecNorm` or
+        `NormalizeReward` of the collector. See docs/guides/collecting.md.
 
         exploration_type: value to take from a distribution that the policy returns.
         seed: seed of the separate envs, so that each evaluation starts the same episodes.
-        eval_env: vector env to play in, which stays open. `None`: make envs like the collector's, for all evaluations.
-            They get copies of running statistics, but not what `set_env_attr`, `call` or reset options changed.
+        eval_env: vector env to play in, which stays open. Frozen copies of the collector's `transforms=` go around it,
+            unless it already has as many `TransformedVectorEnv`s around it as the training env.
+            `None`: make envs like the collector's, for all evaluations. They get copies of running statistics, but not
+            what `set_env_attr`, `call` or reset options changed.
         keep: True to return the steps too.
 
-        Raises `ValueError` if the collector cannot make the envs. Then pass `eval_env`.
+        Raises `ValueError` if the collector cannot make the envs (then pass `eval_env`), or if `eval_env` lacks the
+        statistics, or has other shapes or dtypes of observations than the training envs.
         """
         count, wanted = at_least_one("n_episode", n_episode), as_exploration_type(exploration_type, None)
         own = self._evaluation.collector(self._make_evaluator, eval_env, stay_open=not self._closed)

@@ -132,14 +132,19 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
 
 def vector_env_remaker(
     kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, device: Any
-) -> Callable[[Any], Any]:
-    """Return a function that makes a second vector env from a source, with cloned transforms."""
+) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
+    """Return a function that makes a second vector env from a source, with cloned transforms, and `with_transforms`
+    for the policy's device.
+    """
+
+    def add(env: Any, transforms: Any) -> Any:
+        return with_transforms(env, transforms, policy, device)
 
     def remake(source: Any) -> Any:
         clones = None if transforms is None else [each.clone() for each in flat(transforms)]
-        return with_transforms(make_vector_env(source, kwargs, make), clones, policy, device)
+        return add(make_vector_env(source, kwargs, make), clones)
 
-    return remake
+    return remake, add
 
 
 def check_synchronous(env: Any, user: str, cuts: bool) -> None:

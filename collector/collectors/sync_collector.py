@@ -154,7 +154,8 @@ class SyncDataCollector(BaseCollector):
         self._weights = self._source.weights
         n = self.env.env_num
         self._warn_of_rounding(f"the {n} envs", f"{self.frames_per_batch // n} steps of each, ")
-        self._evaluation = Evaluation(source, vector_env_remaker(kwargs, make, transforms, *where), self.env)
+        remake, add = vector_env_remaker(kwargs, make, transforms, *where)
+        self._evaluation = Evaluation(source, remake, self.env, None if transforms is None else add)
 
     def _check_env(self) -> None:
         check_synchronous(self.env, self._name_in_errors, cuts=self._config.max_frames_per_traj > 0)

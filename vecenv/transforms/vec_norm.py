@@ -148,7 +148,7 @@ class VecNorm(Freezable):
 
     def step(self, rows: Rows) -> None:
         self._norm_rows(rows)
-        if self.norms_reward:
+        if self.norms_reward and not self.leaves_rewards:
             rows.check_reward(self, ": pass in_keys without 'reward'")
             rows.reward = self._normalise(REWARD, rows.reward)
 
