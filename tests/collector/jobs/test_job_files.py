@@ -207,9 +207,10 @@ class TestPrograms:
         text = str(inspect.getdoc(Job)).partition("Args:")[2]
         assert re.findall(r"^    (\w+): ", text, re.M) == list(Job.__struct_fields__)
 
-    @FULL
-    @pytest.mark.parametrize("backend", ["dummy", "shmem"])
-    def test_what_a_program_defines_itself_works_on_every_backend(self, backend: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("backend", ["dummy", pytest.param("shmem", marks=FULL)])
+    def test_what_a_program_defines_itself_works_on_every_backend_and_only_there(
+        self, backend: str, tmp_path: Path, capsys: Any
+    ) -> None:
         code = f"""
 import gymnasium
 from collector import Job, run_job
@@ -219,10 +220,15 @@ class Cell(gymnasium.Env):
     def reset(self, *, seed=None, options=None): return self.observation_space.sample(), {{}}
     def step(self, action): return self.observation_space.sample(), 1.0, True, False, {{}}
 
-print(run_job(Job(env=Cell, backend="{backend}", num_envs=2, episodes=3), {str(tmp_path / "a")!r}).status)
+for _ in range(2):
+    job = Job(env=Cell, backend="{backend}", num_envs=2, episodes=3)
+    print(run_job(job, {str(tmp_path / "a")!r}, resume=True).status)
 """
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert (done.stdout, done.stderr) == ("complete\n", "")
+        assert done.stdout == "complete\ncomplete\n"
+        assert done.stderr.count("the job names __main__:Cell, which only this script can import") == 1
+        assert main(["resume", str(tmp_path / "a"), "--no-plot"]) == 2
+        assert "names __main__:Cell, which the script that began the job defines: only this" in capsys.readouterr().err
 
 
 class TestCommandLine:
