@@ -125,9 +125,11 @@ class BaseCollector(ABC):
     def _next_id(self) -> int:
         """Id above all used episode ids."""
 
-    def _load_progress(self, state: dict[str, Any], strict: bool, *needed: str) -> None:
+    def _load_progress(self, state: dict[str, Any], strict: bool, *needed: str, check: Any = None) -> None:
         if missing := [name for name in needed if name not in state]:
             raise ValueError(f"the state lacks {missing}; pass the result of a collector's `state_dict()`")
+        if check is not None:
+            check(state["env_state_dict"])
         if "policy_state_dict" in state:
             self._weights.load(state["policy_state_dict"], strict)
         self._weights.version = state.get("policy_version", 0)
