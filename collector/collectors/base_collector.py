@@ -18,7 +18,7 @@ Self = TypeVar("Self", bound="BaseCollector")
 class BaseCollector(ABC):
     _closed = False
     _shutdown_cause = ""
-    """Class name of the exception that caused the shutdown, or ""."""
+    """Class name of the exception that caused the shutdown, "the last batch", or ""."""
     _first_argument = "the vector env"
     _weights: Any
     _evaluation: Any = None
@@ -164,6 +164,7 @@ class BaseCollector(ABC):
             self._batches += 1
             self._show_progress()
             if self._is_complete():
+                self._shutdown_cause = "the last batch"
                 self.shutdown()
             return self._finish(batch)
         except StopIteration as error:  # a `for` loop would end without an error

@@ -319,6 +319,7 @@ class SyncDataCollector(BaseCollector):
         the hook sees becomes the truncated end of these episodes.
         """
         self._config.refuse_with_seeds("reset()")
+        self._check_open()
         n = self.env.env_num
         ids = np.arange(n) if index is None else as_ids(index, n)
         if not kwargs and self._source.cut(ids):
@@ -338,6 +339,7 @@ class SyncDataCollector(BaseCollector):
         `torch.manual_seed`.
         """
         self._config.refuse_with_seeds("set_seed()")
+        self._check_open()
         self._source.recover()
         self._finish_steps(discard=False)
         following: int = self.env.set_seed(seed, static_seed)
