@@ -18,6 +18,7 @@ from gymnasium.wrappers import FlattenObservation
 
 from collector import Dataset, Job, load_job, run_job
 from collector.__main__ import main
+from collector.jobs.dataset_info import dataset_info
 from collector.jobs.job import Call, JobError, as_record
 from collector.jobs.job_files import with_settings
 from collector.jobs.job_progress import JobState
@@ -323,8 +324,11 @@ class TestCommandLine:
     def test_the_advice_names_a_folder_with_brackets(self, tmp_path: Path, capsys: Any) -> None:
         for name in ("run[lr=0.1]", "a[/b]"):
             state = JobState(job=Job(env="CartPole-v1", episodes=1), out=tmp_path / name, status="interrupted")
-            make_console().print(summary(state, None), soft_wrap=True)
+            run_job(Job(env="CartPole-v1", backend="dummy", num_envs=1, episodes=1), tmp_path / name)
+            make_console().print(summary(state, dataset_info(tmp_path / name)), soft_wrap=True)
             assert f"python -m collector resume '{tmp_path / name}'" in capsys.readouterr().out
+            make_console().print(summary(state, None), soft_wrap=True)  # no episode is stored, perhaps no folder
+            assert "To resume, run the same command with --resume" in capsys.readouterr().out
 
     def test_output_that_cannot_be_written_ends_no_command(self, file: Path, tmp_path: Path) -> None:
         """The terminal cannot encode the folder, or the caller has closed the streams."""
@@ -417,7 +421,7 @@ class TestCommandLine:
             ("plot none --out a.jpg", "--out names a PNG file, got a.jpg"),
             ("run none.toml", "none.toml cannot be read: No such file"),
             (f"run {HERE}:Counting", f"is not a job file; to name an env, pass --env {HERE}:Counting"),
-            ("resume none", "none holds no collected episodes"),
+            ("resume none", "start it again: python -m collector run FILE --out none --resume"),
             ("info none", "none holds no collected episodes"),
             ("verify none --replay -1", "--replay must be at least 0, got -1"),
             ("video none --num-workers 0", "--num-workers must be at least 1, got 0"),
