@@ -12,12 +12,12 @@ from gymnasium import Env, spaces
 from gymnasium.vector import VectorEnv
 
 from vecenv import ShmemVectorEnv
-from vecenv.arguments import check_mapping, check_options, resolve_env_fns
+from vecenv.arguments import OF_WORKERS, check_mapping, check_options, resolve_env_fns
 from vecenv.transforms import TransformedVectorEnv
 from vecenv.transforms.compose import flat
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 
-PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
+PROCESSES = ("num_workers", *OF_WORKERS)
 """Keywords that require a vector env with worker processes."""
 _IF_BY_ID = (
     "or pass from_gymnasium(envs, resets_by_id=True) if its reset takes options['reset_mask'] and a seed per env"
