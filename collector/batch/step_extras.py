@@ -174,9 +174,7 @@ class InfoExtras:
         for i, value in values.items():
             if value.dtype.kind not in "biuf":
                 dotted = tuple(dotted_keys({key: entries[i]}))
-                advice = f"name its entries instead, as in {dotted}"
-                if dotted == (key,):
-                    advice = "leave out this key, and read step.info in on_step= of collect, or info in the policy"
+                advice = "leave out this key" if dotted == (key,) else f"name its entries instead, as in {dotted}"
                 raise TypeError(
                     f"info_keys: env {env_ids[i]} has {key!r}={entries[i]!r}, which is not a number or an array of "
                     f"numbers; {advice}"
