@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collector.cluster.actor_config import ActorConfig as ActorConfig
     from collector.cluster.cluster_stats import ClusterStats as ClusterStats
     from collector.cluster.ray_collector import RayCollector as RayCollector
-    from collector.device.to_torchrl import to_torchrl as to_torchrl
     from collector.device.torch_vector_env import TorchVectorEnv as TorchVectorEnv
     from collector.jobs.job import Job as Job
     from collector.jobs.job import JobError as JobError
@@ -55,7 +54,6 @@ _MODULES = {
     "cluster.actor_config": "ActorConfig",
     "cluster.cluster_stats": "ClusterStats",
     "cluster.ray_collector": "RayCollector",
-    "device.to_torchrl": "to_torchrl",
     "device.torch_vector_env": "TorchVectorEnv",
     "jobs.job": "Job JobError",
     "jobs.job_progress": "JobState",
@@ -71,9 +69,8 @@ _MODULES = {
 }
 _LOADED_WHEN_USED = {name: f"collector.{module}" for module, names in _MODULES.items() for name in names.split()}
 
-# `__all__` omits `to_torchrl`. Otherwise `from collector import *` would need TorchRL.
 _LOADED = {name for name, value in vars().items() if str(getattr(value, "__module__", None)).startswith("collector.")}
-__all__ = sorted((_LOADED | _LOADED_WHEN_USED.keys()) - {"to_torchrl"})
+__all__ = sorted(_LOADED | _LOADED_WHEN_USED.keys())
 
 
 def __getattr__(name: str) -> Any:
@@ -85,4 +82,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_LOADED_WHEN_USED})
+    return __all__

@@ -175,7 +175,6 @@ WORDS: dict[str, str] = {
     "tune.env_fns": ENV_FNS,
     "Dataset.batch_order.first_pass": "Number of the first pass. Each pass has another order.",
     "RunningMeanStd.load_state_dict.shape": "The expected shape of a row. None: any.",
-    "to_torchrl.venv": "A vector env of vecenv without `wait_num` and `timeout`, or a `TorchVectorEnv`.",
     "ActionScaling.low": "Lowest action of the policy.",
     "ActionScaling.high": "Highest action of the policy.",
     "BaseVectorEnv.call.id": "Ids or a mask. None: all envs.",

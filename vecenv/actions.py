@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.layout import Leaf, ObjectLeaf, merge_trees, space_tree
+from vecenv.layout import Leaf, ObjectLeaf, space_tree
 from vecenv.nest import cast_exactly, tensor_on_host
 
 
@@ -22,7 +22,6 @@ class Actions:
     def __init__(self, layout: Any, spaces: Sequence[Any], takes_objects: bool, checks: bool) -> None:
         self._layout, self._spaces, self._takes_objects, self._checks = layout, spaces, takes_objects, checks
         self._trees = [space_tree(space, "action") for space in spaces]
-        self._form = merge_trees(self._trees, "action")
         self.casts = True
 
     def batch(self, action: Any, ids: Sequence[int], resets: np.ndarray | None) -> Any:
@@ -31,8 +30,8 @@ class Actions:
         If `checks`, raise ValueError for an action outside its space, except for envs in the mask `resets`.
         """
         casts = self.casts or not self._takes_objects
-        if self._layout is None:
-            action = rows_of_objects(action, ids, self._form)
+        if self._layout is None and isinstance(action, tuple) and isinstance(self._trees[0], tuple):
+            raise TypeError("for Tuple spaces with a Text, Graph or Sequence, pass a list with one action per env")
         batch = batch_actions(action, ids, self._layout) if casts or self._checks else None
         if batch is not None and self._layout is None:
             batch = [cast_numbers(row, self._trees[i], i) for i, row in zip(ids, batch, strict=True)]
@@ -44,7 +43,7 @@ class Actions:
         for row, i in enumerate(ids):
             space, action = self._spaces[i], batch[row] if batch.__class__ is list else nest.take(batch, row)
             ignored = resets is not None and resets[row]
-            if space is not None and not ignored and not space.contains(action):
+            if not ignored and not space.contains(action):
                 raise ValueError(
                     f"action for env {i} is {action!r}, which is not in its action space {space}; pass an action of "
                     "the space, or leave out check_actions=True"
@@ -54,8 +53,8 @@ class Actions:
 def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     """Return `action` as arrays with the shapes and dtypes of the action space, one row per env in `ids`.
 
-    For Dict and Tuple spaces, `action` is a tree of batches, or a sequence with a dict or tuple per env. Returns a list
-    if `layout` is None or arrays cannot hold the actions.
+    For Dict and Tuple spaces, `action` is a tree of batches, or a sequence with a dict or tuple per env. If `layout` is
+    None, tuples are actions of envs. Returns a list if `layout` is None or arrays cannot hold the actions.
 
     Raises:
         ValueError: the number of actions or a shape is wrong (() and (1,) count as equal).
@@ -71,7 +70,7 @@ def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
         else _join_leaves(action if rows is None else rows, ids, layout, _array, rows is not None)
     )
     if batch is None:
-        return _rows_of_tree(action, ids, layout) if rows is None else rows
+        return _rows_of_tree(action, ids) if rows is None else rows
     return batch
 
 
@@ -105,7 +104,7 @@ def uncast_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     is_array = action.__class__ is np.ndarray and layout.__class__ is Leaf
     if is_array and action.dtype == layout.dtype and action.shape == (len(ids), *layout.shape):
         return action
-    rows = _rows_of_tree(action, ids, layout) if is_tree_of_batches(action, layout) else _as_rows(action, ids)
+    rows = _rows_of_tree(action, ids) if is_tree_of_batches(action, layout) else _as_rows(action, ids)
     batch = None if layout is None else _join_leaves(rows, ids, layout, _exact_rows, by_env=True)
     return rows if batch is None else batch
 
@@ -121,6 +120,9 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
     k = len(ids)
     if action.__class__ is np.ndarray and action.dtype is leaf.dtype and action.shape == (k, *leaf.shape):
         return action
+    if leaf.dtype == object:  # texts, in the layout of a data set
+        rows = _as_rows(action, ids)
+        return nest.object_array(rows) if all(isinstance(row, str) for row in rows) else rows
     try:
         array = np.asarray(on_host(action))
     except (ValueError, TypeError):  # `action` has rows of different shapes, or GPU tensors
@@ -146,11 +148,6 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
             )
         return list(array) if cast is None else cast
     return array
-
-
-def rows_of_objects(action: Any, ids: Sequence[int], form: Any) -> Any:
-    """Return a list with an action per env if `action` is a tree of batches, else `action`."""
-    return _rows_of_tree(action, ids, form) if is_tree_of_batches(action, form) else action
 
 
 def cast_numbers(action: Any, tree: Any, env_id: int) -> Any:
@@ -203,17 +200,10 @@ def _has_form(action: Any, layout: Any) -> bool:
 
 def on_host(action: Any) -> Any:
     """Convert tensors, arrays and numbers of other libraries in `action` to numpy."""
-    try:
-        return _arrays(action)
-    except RecursionError:  # nested too deeply to be an action
-        return action
-
-
-def _arrays(action: Any) -> Any:
     if isinstance(action, dict):
-        return {key: _arrays(part) for key, part in action.items()}
+        return {key: on_host(part) for key, part in action.items()}
     if action.__class__ in (list, tuple):
-        return action.__class__(_arrays(part) for part in action)
+        return action.__class__(on_host(part) for part in action)
     value = tensor_on_host(action)
     if value is action and (isinstance(value, (np.ndarray, np.generic)) or not hasattr(value, "__array__")):
         return value
@@ -229,7 +219,7 @@ def _numeric(array: np.ndarray) -> np.ndarray:
 
 def _as_rows(action: Any, ids: Sequence[int]) -> list[Any]:
     if isinstance(action, Mapping):
-        return _rows_of_tree(action, ids, None)
+        return _rows_of_tree(action, ids)
     action = on_host(action)
     if isinstance(action, (str, bytes, Set)):
         raise TypeError(
@@ -239,26 +229,14 @@ def _as_rows(action: Any, ids: Sequence[int]) -> list[Any]:
     return list(action)
 
 
-def _rows_of_tree(action: Any, ids: Sequence[int], form: Any) -> list[Any]:
-    action = on_host(action)
-    batch = _batches(dict(action) if isinstance(action, Mapping) else action, form)
+def _rows_of_tree(action: Any, ids: Sequence[int]) -> list[Any]:
+    batch = nest.map(np.asarray, on_host(dict(action) if isinstance(action, Mapping) else action))
     leaves = list(nest.leaves(batch))
     if not leaves:
         raise ValueError(f"got an empty {type(action).__name__} for envs {list(ids)}; pass one action per env")
     for leaf in leaves:
         _check_count(leaf, ids)
     return [nest.take(batch, j) for j in range(len(ids))]
-
-
-def _batches(tree: Any, form: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _batches(child, form.get(key) if isinstance(form, dict) else None) for key, child in tree.items()}
-    if isinstance(form, ObjectLeaf) and isinstance(tree, (list, tuple)):
-        return nest.object_array(tree)
-    if isinstance(tree, tuple):
-        parts = form if isinstance(form, tuple) and len(form) == len(tree) else [None] * len(tree)
-        return tuple(map(_batches, tree, parts))
-    return np.asarray(tree)
 
 
 def _check_count(action: Any, ids: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -154,8 +154,6 @@ def as_ids(id: Any, n: int) -> np.ndarray:
     Raises IndexError for an id out of range, ValueError for no ids, repeated ids or a mask of the wrong shape, and
     TypeError for other types.
     """
-    if isinstance(id, np.ma.MaskedArray):
-        raise TypeError("env ids must not be a masked array; pass ids.compressed()")
     try:
         array = np.asarray(id)
     except ValueError:
@@ -164,7 +162,7 @@ def as_ids(id: Any, n: int) -> np.ndarray:
         if array.shape != (n,):
             raise ValueError(f"a bool mask of env ids must have the shape ({n},), got {array.shape}")
         array = array.nonzero()[0]
-    elif array.size and not _are_integers(array, id):
+    elif array.size and array.dtype.kind not in "iu":
         raise TypeError(f"env ids must be integers, got {id!r}")
     rows = array.reshape(-1).tolist()  # a list, because Python is faster than numpy for few ids
     if not rows:
@@ -175,15 +173,6 @@ def as_ids(id: Any, n: int) -> np.ndarray:
     if len(set(rows)) < len(rows):
         raise ValueError(f"env id {next(i for i in rows if rows.count(i) > 1)} is given twice")
     return array.reshape(-1).astype(np.int64)
-
-
-def _are_integers(array: np.ndarray, id: Any) -> bool:
-    """Return True for integers, which may exceed 64 bits, and False for a list with a bool."""
-    if isinstance(id, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in id):
-        return False
-    if array.dtype == object:
-        return all(type(i) is int for i in array.reshape(-1).tolist())
-    return array.dtype.kind in "iu"
 
 
 def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -206,7 +195,7 @@ def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, 
         mask = np.asarray(reset)
     except ValueError:
         raise TypeError(f"reset= must be ids or a mask, got {reset!r}") from None
-    if mask.dtype == np.bool_ and mask.shape == (n,) and not isinstance(reset, np.ma.MaskedArray):
+    if mask.dtype == np.bool_ and mask.shape == (n,):
         chosen = mask.nonzero()[0]
         if ids is None:
             return mask, chosen.tolist()
@@ -237,7 +226,7 @@ def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
         value = value.tolist()
         if isinstance(value, bool):
             return value
-    if not isinstance(value, Iterable) or isinstance(value, NOT_SEED_LISTS):
+    if not isinstance(value, SEED_LISTS):
         raise TypeError(
             f"autoreset must be True, False, or one seed per env that steps (-1: no seed), got {autoreset!r}"
         )
@@ -261,7 +250,7 @@ def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np
 
 
 MAX_SEED = 2**63
-NOT_SEED_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
+SEED_LISTS = (list, tuple, range)
 
 
 def check_seed(seed: Any) -> int:
@@ -286,7 +275,7 @@ def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
         return [None] * len(ids)
     if isinstance(seed := tensor_on_host(seed), np.ndarray):
         seed = seed.tolist()
-    if not isinstance(seed, Iterable) or isinstance(seed, NOT_SEED_LISTS):
+    if not isinstance(seed, SEED_LISTS):
         first = check_seed(seed)
         return [check_seed(first + i) for i in ids]
     seeds = [None if s is None else check_seed(s) for s in seed]

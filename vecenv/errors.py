@@ -177,7 +177,7 @@ class RemoteTraceback(Exception):
 def add_note(error: BaseException, note: str) -> None:
     """Add a note to an exception, if the class allows this."""
     with contextlib.suppress(Exception):
-        if note not in vars(error).setdefault("__notes__", []):  # the error's `__getattr__` may raise
+        if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
 
 

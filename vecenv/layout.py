@@ -40,6 +40,8 @@ class Leaf:
 @dataclass(frozen=True)
 class ObjectLeaf:
     path: str
+    is_text: bool = False
+    """True if the elements of the space are texts, as of Text and of MiniGrid's MissionSpace."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def space_tree(space: Any, path: str) -> Any:
     if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         assert space.shape is not None
         return Leaf.of(path, space.shape, space.dtype)
-    return ObjectLeaf(path)
+    return ObjectLeaf(path, is_text=getattr(getattr(space, "dtype", None), "kind", "") == "U")
 
 
 def merge_trees(trees: Sequence[Any], path: str) -> Any:
@@ -70,9 +72,13 @@ def merge_trees(trees: Sequence[Any], path: str) -> Any:
     return ObjectLeaf(path)
 
 
+def common_tree(spaces_of_envs: Sequence[Any], path: str) -> Any:
+    """Return the tree of leaves of a batch of envs with these spaces (`None` for an env without a space)."""
+    return merge_trees([space_tree(space, path) for space in spaces_of_envs], path)
+
+
 def common_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> Layout:
     """Return the layout of a batch of envs with these spaces (`None` for an env without a space)."""
-    obs = merge_trees([space_tree(space, "obs") for space in observation_spaces], "obs")
-    action = merge_trees([space_tree(space, "action") for space in action_spaces], "action")
+    obs, action = common_tree(observation_spaces, "obs"), common_tree(action_spaces, "action")
     leaves = list(nest.leaves(action))
     return Layout(obs, action if leaves and all(isinstance(leaf, Leaf) for leaf in leaves) else None)

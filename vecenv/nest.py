@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 Tree = Any
-__all__ = ["as_array", "cast_exactly", "items", "leaves", "map", "merge", "namespace", "object_array", "put"]
-__all__ += ["signed", "space_of", "stack", "take", "tensor_on_host", "tree_of"]
+__all__ = ["as_array", "cast_exactly", "items", "leaves", "map", "merge", "namespace", "nbytes", "object_array"]
+__all__ += ["put", "signed", "space_of", "split_infos", "stack", "take", "tensor_on_host", "tree_of"]
 
 
 def map(function: Callable[[Any], Any], tree: Tree) -> Tree:
@@ -94,6 +94,18 @@ def merge(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
     if isinstance(first, tuple):
         return tuple(merge(function, parts) for parts in zip(*trees, strict=True))
     return function(list(trees))
+
+
+def nbytes(tree: Tree) -> int:
+    """Return the bytes of a tree of arrays. Each object in an array, such as a text, counts with its own size.
+
+    >>> nbytes({"a": np.zeros(2), "b": (np.zeros(3, bool),)})
+    19
+    """
+    objects = [leaf for leaf in leaves(tree) if leaf.dtype == object]
+    return sum(leaf.nbytes for leaf in leaves(tree)) + sum(
+        sys.getsizeof(each) for leaf in objects for each in leaf.flat
+    )
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
@@ -183,3 +195,26 @@ def namespace(array: Any) -> Any:
     """Return the module of an array: torch for a tensor, else numpy."""
     is_numpy = isinstance(array, np.ndarray) or not hasattr(array, "detach")
     return np if is_numpy else sys.modules[type(array.dtype).__module__]
+
+
+def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
+    """Split gymnasium's dict of arrays, with a mask `_key` for each `key`, into `n` dicts.
+
+    A value without an entry per env becomes the value of each env.
+
+    >>> split_infos({"a": np.array([1, 2]), "_a": np.array([True, False])}, 2)
+    [{'a': np.int64(1)}, {}]
+    """
+    rows: list[dict[str, Any]] = [{} for _ in range(n)]
+    masks = {f"_{key}" for key in infos}
+    for key, value in infos.items():
+        if key in masks:
+            continue
+        values: Sequence[Any] = split_infos(value, n) if isinstance(value, Mapping) else value
+        shape = (len(values),) if isinstance(values, (list, tuple)) else getattr(values, "shape", ())
+        if tuple(shape[:1]) != (n,):
+            values = [value] * n
+        mask = infos.get(f"_{key}")
+        for i in range(n) if mask is None else np.flatnonzero(mask).tolist():
+            rows[i][key] = values[i]
+    return rows

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.layout import ObjectLeaf, merge_trees, space_tree
+from vecenv.layout import ObjectLeaf, common_tree
 from vecenv.running_mean_std import RunningMeanStd
 from vecenv.wrappers import RowWiseWrapper
 
@@ -74,11 +74,6 @@ class VectorEnvNormObs(RowWiseWrapper):
     def _norm_batch(self, obs: Any) -> Any:
         if self.obs_rms is None:
             return obs
-        if isinstance(obs, np.ndarray) and obs.dtype == object:
-            raise TypeError(
-                "VectorEnvNormObs got observations that cannot be stacked, expected arrays of one shape; give the envs "
-                "an observation_space, or let them return such arrays"
-            )
         if self.update_obs_rms:
             nest.merge(lambda pair: pair[0].update(pair[1]), [self.obs_rms, obs])
         return nest.merge(lambda pair: pair[0].norm(pair[1]), [self.obs_rms, obs])
@@ -95,9 +90,7 @@ class VectorEnvNormObs(RowWiseWrapper):
 def _new_statistics(venv: Any) -> Any:
     found = getattr(venv, "observation_space", None)
     each = found if isinstance(found, list) else [found]
-    if all(space is None for space in each):
-        return RunningMeanStd()
-    tree = merge_trees([space_tree(space, "obs") for space in each], "obs")
+    tree = common_tree(each, "obs")
     for leaf in nest.leaves(tree):
         if isinstance(leaf, ObjectLeaf):
             raise ValueError(

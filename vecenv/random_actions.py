@@ -1,7 +1,8 @@
-"""Random actions for one env: `sample_action` draws only legal actions if the env gives an action mask."""
+"""Random actions: `sample_action` draws only legal actions if the env gives an action mask."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,20 @@ def sample_action(space: spaces.Space[Any], obs: Any, info: Any) -> Any:
     np.int64(2)
     """
     return draw_action(space, find_mask(space, obs, info))
+
+
+def sample_actions(spaces: Sequence[Any], obs: Any, infos: Any) -> Any:
+    """Return legal actions: an array, as a policy does, or a list if they have different dtypes or shapes."""
+    actions = [sample_action(space, nest.take(obs, i), infos[i]) for i, space in enumerate(spaces)]
+    kinds = {(getattr(action, "dtype", None), getattr(action, "shape", None)) for action in actions}
+    return np.stack(actions) if len(kinds) == 1 and isinstance(actions[0], (np.ndarray, np.generic)) else actions
+
+
+def seed_spaces(spaces: Sequence[Any]) -> None:
+    for i, space in enumerate(spaces):
+        if space is None:
+            raise ValueError(f"env {i} has no action_space, which is needed to draw random actions")
+        space.seed(i)
 
 
 def find_mask(space: spaces.Space[Any], obs: Any, info: Any) -> Any:

@@ -151,14 +151,6 @@ def actor_options(
     return options
 
 
-def make_counter(name: str, description: str, tags: tuple[str, ...] = ()) -> Any:
-    """Return a counter of `ray.util.metrics`."""
-    import_ray()
-    from ray.util.metrics import Counter
-
-    return Counter(name, description, tag_keys=tags)
-
-
 def put_bytes(data: bytes | memoryview) -> Any:
     """Put bytes into Ray's object store as an array, so that actors read them without a copy."""
     return import_ray().put(np.frombuffer(data, np.uint8))

@@ -62,8 +62,6 @@ def project(space: spaces.Space[Any], value: Any) -> Any:
         if np.isnan(array).any():
             raise ValueError(f"NaN has no nearest element in {space}")
         array = np.rint(array)
-    if array.dtype == object:  # integers beyond 64 bits
-        array = np.asarray(np.clip(array, low, high), object)  # numpy returns an int for a single number
     with np.errstate(invalid="ignore", over="ignore"):
         inside = array.astype(low.dtype)  # may overflow outside the bounds, but is not used there
     return np.where(array >= high, high, np.where(array <= low, low, inside))

@@ -79,7 +79,7 @@ def can_release() -> bool:
 
 
 def release_pool() -> bool:
-    """End the idle OpenMP threads of the calling thread (20 to 60 us). Return False if this is not possible."""
+    """End the idle OpenMP threads of the calling thread. Return False if this is not possible."""
     if not can_release():
         return False
     for release in list(_releases):

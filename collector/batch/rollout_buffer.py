@@ -25,7 +25,7 @@ import numpy as np
 
 from collector.batch.conversions import join, pick
 from collector.batch.rollout import Rollout
-from collector.batch.step_extras import EPISODE_SEED, check_policy_names
+from collector.batch.step_extras import EPISODE_SEED, blank, check_policy_names
 from vecenv import nest
 
 Where = slice | np.ndarray
@@ -82,11 +82,11 @@ class RolloutBuffer:
         self.write("obs", after, obs)
 
     def write_extras(self, where: Where, extras: dict[str, np.ndarray]) -> None:
-        """Write columns that some steps lack, with zeros for these steps. Promote the dtype if it changes."""
+        """Write columns that some steps lack, with zeros or "" for these steps. Promote the dtype if it changes."""
         for name, rows in extras.items():
             column = self._columns.get(name)
             if column is None:
-                column = np.zeros(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
+                column = blank(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
             elif column.dtype != rows.dtype:
                 column = column.astype(np.promote_types(column.dtype, rows.dtype))
             column[where] = rows

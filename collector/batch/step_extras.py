@@ -15,6 +15,7 @@ from vecenv import nest
 EPISODE_SEED = "episode_seed"
 """Column of `extras` with the seed of each step's episode, if the collector has `episode_seeds`."""
 
+OBJECTS = np.dtype(object)
 RowLayout = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype of a row."""
 
@@ -63,6 +64,15 @@ def dtype_of_rows(rows: np.ndarray) -> np.dtype[Any]:
     (dtype('O'), dtype('float64'))
     """
     return np.dtype(object) if rows.dtype.kind == "U" else rows.dtype
+
+
+def blank(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return zeros, or empty texts if `dtype` is object.
+
+    >>> blank((2,), OBJECTS)
+    array(['', ''], dtype=object)
+    """
+    return np.full(shape, "" if dtype == OBJECTS else 0, dtype)
 
 
 def check_policy_names(outputs: Iterable[str]) -> None:
@@ -136,7 +146,7 @@ class StepExtras:
         for name, layout in self.layout.items():
             rows = extras.pop(name, None)
             if rows is None or rows.shape[len(shape) :] != layout[0] or not np.can_cast(rows.dtype, layout[1]):
-                rows = np.zeros((*shape, *layout[0]), layout[1])
+                rows = blank((*shape, *layout[0]), layout[1])
             extras[name] = rows.astype(layout[1], copy=False)
 
 
@@ -145,7 +155,7 @@ class InfoExtras:
 
     Scalars become bool, int64 or float64 (uint64 becomes float64). A later scalar may promote the column's dtype.
     Arrays must keep the shape of the key's first array. They are cast to the first array's dtype by numpy's rule
-    "same_kind". Missing entries are zero.
+    "same_kind". Texts become objects. Missing entries are zero, or empty texts.
     """
 
     def __init__(
@@ -160,8 +170,8 @@ class InfoExtras:
     def __call__(self, infos: Sequence[Mapping[str, Any]] | np.ndarray, env_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Return a column for each key that this or an earlier call found.
 
-        Raises TypeError for values other than numbers and arrays of numbers, and if a shape or dtype does not fit the
-        column. Raises ValueError for a key that the policy returns.
+        Raises TypeError for values other than numbers, arrays of numbers and texts, or if a shape or dtype does not fit
+        the column. Raises ValueError for a key that the policy returns.
         """
         columns = {key: self._column(key, infos, env_ids) for key in self._keys}
         return {key: column for key, column in columns.items() if column is not None}
@@ -169,42 +179,42 @@ class InfoExtras:
     def _column(self, key: str, infos: Any, env_ids: np.ndarray) -> np.ndarray | None:
         entries = {i: info[key] for i, info in enumerate(infos) if key in info}
         if "." in key and not entries:
-            entries = {i: entry for i, info in enumerate(infos) for entry in _nested_entry(info, key)}
+            entries = {i: entry for i, info in enumerate(infos) for entry in nested_entry(info, key)}
         values = {i: np.asarray(entry) for i, entry in entries.items()}
         for i, value in values.items():
-            if value.dtype.kind not in "biuf":
+            if value.dtype.kind not in "biuf" and not isinstance(entries[i], str):
                 dotted = tuple(dotted_keys({key: entries[i]}))
                 advice = "leave out this key" if dotted == (key,) else f"name its entries instead, as in {dotted}"
                 raise TypeError(
-                    f"info_keys: env {env_ids[i]} has {key!r}={entries[i]!r}, which is not a number or an array of "
-                    f"numbers; {advice}"
+                    f"info_keys: env {env_ids[i]} has {key!r}={entries[i]!r}, which is not a number, a text or an "
+                    f"array of numbers; {advice}"
                 )
-            found_dtype = value.dtype
-            if not value.ndim and found_dtype.kind != "b":
+            found_dtype = dtype_of_rows(value)
+            if not value.ndim and found_dtype.kind in "iuf":
                 found_dtype = np.dtype(np.int64 if np.can_cast(found_dtype, np.int64) else np.float64)
             if key not in self._layout:
                 refuse_names("info_keys has", [key], self._policy_layout())
             shape, dtype = self._layout.setdefault(key, (value.shape, found_dtype))
-            if value.shape == shape == ():
+            if value.shape == shape == () and (dtype == OBJECTS) == (found_dtype == OBJECTS):
                 self._layout[key] = (), np.promote_types(dtype, found_dtype)
-            elif value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
+            elif value.shape != shape or dtype == OBJECTS or not np.can_cast(value.dtype, dtype, "same_kind"):
                 found = f"{value.dtype} {value.shape}; before it was {dtype} {shape}"
                 raise TypeError(f"info_keys: env {env_ids[i]} has {key!r} as {found}")
         if key not in self._layout:
             return None
         shape, dtype = self._layout[key]
-        rows = np.zeros((len(infos), *shape), dtype)
-        for i, value in values.items():
-            rows[i] = value
+        rows = blank((len(infos), *shape), dtype)
+        for i in values:
+            rows[i] = entries[i]
         return rows
 
 
-def _nested_entry(info: Any, key: str) -> list[Any]:
-    """Return `[info["a"]["b"]]` for the key "a.b", or `[]` without this entry."""
+def nested_entry(info: Any, key: str) -> list[Any]:
+    """Return `[info[key]]`, `[info["a"]["b"]]` for the key "a.b", or `[]` without this entry."""
     if not isinstance(info, Mapping):
         return []
     name, _, rest = key.partition(".")
-    return [info[key]] if key in info else _nested_entry(info.get(name), rest)
+    return [info[key]] if key in info else nested_entry(info.get(name), rest)
 
 
 def dotted_keys(info: Mapping[Any, Any], above: str = "") -> list[str]:
@@ -224,13 +234,19 @@ def refuse_names(source: str, names: Iterable[str], taken: Iterable[str] = ()) -
 
 
 def check_info_keys(keys: Any) -> tuple[str, ...]:
-    """Return the keys as a tuple. Raise TypeError if not a sequence of str, ValueError for reserved or equal names."""
+    """Return the keys as a tuple. Raises the errors of `as_info_keys`, and ValueError for names that a batch has."""
+    found = as_info_keys(keys)
+    refuse_names("info_keys has", found)
+    return found
+
+
+def as_info_keys(keys: Any) -> tuple[str, ...]:
+    """Return the keys as a tuple. Raises TypeError if not a sequence of str, and ValueError for equal names."""
     if keys is None:
         return ()
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not all(isinstance(key, str) for key in keys):
         example = keys if isinstance(keys, str) else "x_velocity"
         raise TypeError(f"info_keys are the names of entries of the envs' infos, as in ({example!r},); got {keys!r}")
-    refuse_names("info_keys has", keys)
     if len(set(keys)) < len(keys):
         raise ValueError(f"info_keys has a name twice: {keys}; pass each name once")
     return tuple(keys)

@@ -1,14 +1,9 @@
-"""Statistics of a `RayCollector`, as a table, a progress bar and Ray metrics."""
+"""Statistics of a `RayCollector`."""
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
-
-from vecenv.ray_cluster import make_counter
 
 HEADINGS = ("actor", "node", "pid", "state", "frames", "lost", "in flight", "steps/s", "waiting", "restarts")
 
@@ -94,63 +89,3 @@ class ClusterStats(FrameCounts):
 
 def _numbers(stats: ActorStats | ClusterStats) -> tuple[str, ...]:
     return f"{stats.delivered:,}", f"{stats.lost:,}", f"{stats.in_flight:,}", f"{stats.steps_per_second:,.0f}"
-
-
-class ProgressBar:
-    def __init__(self, total: int, console: Any = None) -> None:
-        try:
-            from rich import progress
-        except ImportError as error:
-            raise ImportError("progress=True needs rich: pip install vecenv[job]") from error
-        columns = progress.BarColumn(bar_width=16), progress.TaskProgressColumn(), progress.TimeRemainingColumn(True)
-        self._bar = progress.Progress(progress.TextColumn("{task.description}"), *columns, console=console)
-        self._task = self._bar.add_task("starting", total=total if total > 0 else None)
-        self._bar.start()
-
-    def show(self, frames: int, stats: ClusterStats) -> None:
-        alive = sum(each.state not in ("dropped", "no place") for each in stats.actors)
-        text = f"{frames:,} frames  {stats.steps_per_second:,.0f} steps/s  {alive} actors"
-        if stats.restarts:
-            text += f"  {stats.restarts} restarts"
-        self._bar.update(self._task, completed=frames, description=text)
-
-    def close(self) -> None:
-        self._bar.stop()
-
-
-COUNTERS = {
-    "delivered": ("vecenv_frames", "Steps in finished batches."),
-    "lost": ("vecenv_frames_lost", "Steps that an actor did not deliver."),
-    "restarts": ("vecenv_restarts", "Restarts of actors."),
-    "collecting": ("vecenv_collecting_seconds", "Seconds that actors spent collecting."),
-    "waiting": ("vecenv_waiting_seconds", "Seconds in which actors had nothing to do."),
-}
-"""Name and description of each metric, by field of `ActorStats`."""
-REPORT_INTERVAL = 1.0
-
-
-class ClusterMetrics:
-    """Reporter of `COUNTERS` per actor, and of `vecenv_episodes`, as Ray metrics for Prometheus and Grafana."""
-
-    def __init__(self) -> None:
-        self._counters = {name: make_counter(*texts, tags=("actor",)) for name, texts in COUNTERS.items()}
-        self._episodes = make_counter("vecenv_episodes", "Episodes that have ended.")
-        self._reported = Counter[tuple[int, str]]()
-        self._ended = 0
-        self._due = 0.0
-
-    def report(self, episodes: int, stats: Callable[[], ClusterStats]) -> None:
-        """Add the episodes of a batch. Report all metrics at most once per second."""
-        self._ended += episodes
-        if time.monotonic() < self._due:
-            return
-        self._due = time.monotonic() + REPORT_INTERVAL
-        for actor in stats().actors:
-            for name, counter in self._counters.items():
-                news = getattr(actor, name) - self._reported[actor.actor, name]
-                if news > 0:
-                    counter.inc(news, {"actor": str(actor.actor)})
-                    self._reported[actor.actor, name] += news
-        if self._ended:
-            self._episodes.inc(self._ended)
-            self._ended = 0

@@ -18,7 +18,7 @@ import numpy as np
 from collector.batch.rollout import Rollout
 from collector.cluster.actor_config import ActorConfig, check_arguments
 from collector.cluster.actor_pool import Actor, ActorPool
-from collector.cluster.cluster_stats import ClusterMetrics, ClusterStats, ProgressBar
+from collector.cluster.cluster_stats import ClusterStats
 from collector.cluster.rollout_batches import RolloutBatches
 from collector.collectors.base_collector import BaseCollector
 from collector.collectors.collector_config import CollectorConfig
@@ -55,7 +55,6 @@ class RayCollector(BaseCollector):
         max_bytes_in_flight: Maximum bytes of all rollouts in flight; default: a quarter of the object store.
         straggler_timeout: With `sync`, seconds that a batch waits for other actors after its first rollout. Later
             rollouts join the next batch, with older weights.
-        progress: Show a progress bar; needs `vecenv[job]`.
         device: Default of `policy_device` and `storing_device`.
         policy_device: Device of the actors' policies.
         storing_device, postproc, split_trajs: See `SyncDataCollector`; applied in this process.
@@ -90,7 +89,6 @@ class RayCollector(BaseCollector):
         max_in_flight: int | None = None,
         max_bytes_in_flight: float | None = None,
         straggler_timeout: float | None = None,
-        progress: bool = False,
         device: Any = None,
         storing_device: Any = None,
         policy_device: Any = None,
@@ -120,9 +118,9 @@ class RayCollector(BaseCollector):
             "policy_device": policy_device,
             "init_random_frames": self.init_random_frames,
         }
-        self._start(make_venv, options, actors, flow, progress)
+        self._start(make_venv, options, actors, flow)
 
-    def _start(self, make_venv: Any, options: dict[str, Any], config: ActorConfig, flow: Any, progress: bool) -> None:
+    def _start(self, make_venv: Any, options: dict[str, Any], config: ActorConfig, flow: Any) -> None:
         self._may_leave = config.on_worker_failure == "restart"
         with ExitStack() as opened:
             cluster = opened.enter_context(connect())
@@ -138,11 +136,7 @@ class RayCollector(BaseCollector):
             self._check_alike()
             flow = depth or (1 if self._sync else 2), max_bytes, straggler_timeout
             self._rollouts = RolloutBatches(self._pool, self._weights, self._frames, *flow)
-            self._metrics = ClusterMetrics()
             opened.callback(self._evaluation.close)
-            self._bar = ProgressBar(self.total_frames) if progress else None
-            if self._bar is not None:
-                opened.callback(self._bar.close)
             self._opened = opened.pop_all()
 
     def _start_arguments(self, actor: Actor) -> tuple[Any, ...]:
@@ -200,10 +194,6 @@ class RayCollector(BaseCollector):
         mode = "sync" if self._sync else "async"
         return f"RayCollector({self._count} actors x {self._env_num} envs, {mode}, {so_far})"
 
-    def _show_progress(self) -> None:
-        if self._bar is not None:
-            self._bar.show(self.frames, self.stats())
-
     def _collect_batch(self) -> Rollout:
         if requested_exploration_type() is not None:
             raise ValueError(
@@ -212,9 +202,7 @@ class RayCollector(BaseCollector):
             )
         with self._in_use():
             collect = self._rollouts.of_all if self._sync else self._rollouts.first
-            batch = collect(self.init_random_frames - self.frames)
-            self._metrics.report(int(batch.done.sum()), self.stats)
-            return batch
+            return collect(self.init_random_frames - self.frames)
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from collector.batch.rollout import Rollout
+from collector.batch.step_extras import blank
 from collector.cluster.actor_pool import Actor, ActorPool, ReceivedRollout
 from collector.cluster.rollout_actor import STEPS, Columns
 from collector.policy.weights import PublishedWeights
@@ -103,7 +104,7 @@ class RolloutBatches:
     def _add(self, batch: Assembler, slot: int, arrived: ReceivedRollout) -> None:
         self._received.append(arrived)
         actor, report, columns = arrived
-        self._rollout_bytes = max(self._rollout_bytes, sum(leaf.nbytes for leaf in nest.leaves(columns)))
+        self._rollout_bytes = max(self._rollout_bytes, nest.nbytes(columns))
         actor.stats.collecting += report.seconds
         actor.stats.waiting += report.waited
         actor.restarts_in_a_row = 0
@@ -145,7 +146,7 @@ class Assembler:
         own = slice(slot * env_num, (slot + 1) * env_num)
 
         def zeros(rows: np.ndarray) -> np.ndarray:
-            return np.zeros((len(rows), self._count * env_num, *rows.shape[2:]), rows.dtype)
+            return blank((len(rows), self._count * env_num, *rows.shape[2:]), rows.dtype)
 
         steps = {name: columns[name] for name in STEPS}
         if not self._steps:

@@ -149,9 +149,6 @@ class BaseCollector(ABC):
     def _is_complete(self) -> bool:
         return 0 <= self.total_frames <= self.frames
 
-    def _show_progress(self) -> None:  # noqa: B027  optional
-        """Report progress after a batch."""
-
     def __iter__(self) -> Iterator[Any]:
         return self.iterator()
 
@@ -162,7 +159,6 @@ class BaseCollector(ABC):
             batch = self._collect_batch()
             self.frames += batch.frames + batch.dropped_rows
             self._batches += 1
-            self._show_progress()
             if self._is_complete():
                 self._shutdown_cause = "the last batch"
                 self.shutdown()

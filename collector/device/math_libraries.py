@@ -23,7 +23,7 @@ _ANY_REPRODUCIBLE = 2
 """MKL's constant for the reproducible kernels of the environment variable MKL_CBWR=AUTO."""
 
 
-# PyDLL keeps the interpreter lock. A call takes < 1 us, but getting the lock back would take up to 5 ms.
+# PyDLL keeps the interpreter lock, because getting it back after a short call could take a switch interval (5 ms).
 _TORCH = ctypes.PyDLL(torch._C.__file__)
 # Some builds of torch hide these functions.
 _mkl_fallback: Callable[[int], Any] = torch.set_num_threads if torch.backends.mkl.is_available() else int

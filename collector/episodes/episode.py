@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
 from vecenv import nest
 
 EPISODE_COLUMNS = ("obs", "action", "reward", "terminated", "truncated")
+STEP_COLUMNS = (*EPISODE_COLUMNS[1:], "info")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,6 +39,8 @@ class Episode:
     """Number that the collector's `episode_seeds` gave, or -1."""
     seed: int | None = None
     """Seed of the reset; None if unknown."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """Entry of the info after each step, `(L, ...)`, for each key that was recorded."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -54,7 +57,7 @@ class Episode:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(array.nbytes for array in nest.leaves(columns_of(self)))
+        return nest.nbytes((columns_of(self), self.info))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +82,8 @@ class EpisodeBatch:
     """int64 `(E,)`: seeds of the resets, or -1."""
     env_id: np.ndarray
     """int32 `(E,)`."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """`(S, ...)` for each key of infos that was recorded."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -93,6 +98,11 @@ class EpisodeBatch:
     def obs(self) -> Any:
         """`(S + E, ...)`: L + 1 observations per episode of L steps."""
         return self.obs_parts[0] if len(self.obs_parts) == 1 else join(self.obs_parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that have a row per step or observation."""
+        return nest.nbytes((*self.obs_parts, *(getattr(self, name) for name in STEP_COLUMNS)))
 
     @property
     def offsets(self) -> np.ndarray:
@@ -134,7 +144,7 @@ class EpisodeBatch:
             steps, rows = slice(at, end), slice(at + first, end + last)
         else:
             steps, rows = np.repeat(which, self.lengths), np.repeat(which, self.lengths + 1)
-        columns = {name: nest.take(getattr(self, name), steps) for name in EPISODE_COLUMNS[1:]}
+        columns = {name: nest.take(getattr(self, name), steps) for name in STEP_COLUMNS}
         about = {name: getattr(self, name)[which] for name in ("lengths", "episode", "seed", "env_id")}
         return EpisodeBatch(obs_parts=[nest.take(self.obs, rows)], **columns, **about)
 
@@ -143,10 +153,13 @@ class EpisodeBatch:
         seeds = [None if seed < 0 else seed for seed in self.seed.tolist()]
         about = zip(self.lengths.tolist(), self.env_id.tolist(), self.episode.tolist(), seeds, strict=True)
         first, found = 0, list[Episode]()
-        for which, (length, *names) in enumerate(about):
+        for which, (length, env_id, number, seed) in enumerate(about):
             steps, rows = slice(first, first + length), slice(first + which, first + which + length + 1)
             columns = self.reward[steps], self.terminated[steps], self.truncated[steps]
-            found.append(Episode(nest.take(self.obs, rows), nest.take(self.action, steps), *columns, *names))
+            info = nest.take(self.info, steps)
+            found.append(
+                Episode(nest.take(self.obs, rows), nest.take(self.action, steps), *columns, env_id, number, seed, info)
+            )
             first += length
         return found
 
@@ -167,6 +180,9 @@ class EpisodeCutter:
     Steps of an unfinished episode are copied. `cut` returns the episode with the batch that ends it. An episode is
     dropped if its env fails, if a reset abandons it, or if it began before the first batch.
 
+    With `info_keys`, episodes have these columns of `extras` as objects in `info`. Steps before the first info with a
+    key have None.
+
     Example::
 
         cutter = EpisodeCutter()
@@ -175,7 +191,8 @@ class EpisodeCutter:
                 save(episode)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, info_keys: Sequence[str] = ()) -> None:
+        self._info_keys = info_keys
         self._ids = np.zeros(0, np.int64)
         """Id of each env's unfinished episode; -1 if its start is unknown."""
         self._unfinished = UnfinishedEpisodes()
@@ -203,6 +220,7 @@ class EpisodeCutter:
             tails = np.searchsorted(nest.as_array(batch.tail_rows), last)
             columns, last_obs = columns_of(batch), nest.take(nest.map(nest.as_array, batch.tail_obs), tails)
             stride, first = 1, runs.start
+        columns["info"] = {key: self._objects(batch, key) for key in self._info_keys}
         if (seeds := batch.extras.get(EPISODE_SEED)) is not None:
             at = runs.start if isinstance(batch, FlatRollout) else (env[runs.start], time[runs.start])
             number, seed = (nest.as_array(column)[at] for column in (batch.traj_ids, seeds))
@@ -211,6 +229,12 @@ class EpisodeCutter:
         return EpisodeBatch(
             **self._unfinished.join(columns, runs._replace(start=first).take(which), last_obs, self._ids >= 0, stride)
         )
+
+    def _objects(self, batch: Rollout | FlatRollout, key: str) -> np.ndarray:
+        if key not in batch.extras:
+            return np.full(nest.as_array(batch.mask).size, None)
+        rows = nest.as_array(batch.extras[key])
+        return nest.object_array(list(_time_first(rows) if isinstance(batch, Rollout) else rows))
 
     def totals(self, batch: Rollout | FlatRollout) -> Ended:
         """Return the returns and lengths of episodes that end in this batch, ordered by env."""

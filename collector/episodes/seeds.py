@@ -36,7 +36,7 @@ def _mix(bits: np.ndarray) -> np.ndarray:
 
 
 def _mix_one(bits: int) -> int:
-    """Mix one Python integer, ten times faster than numpy."""
+    """Mix one Python integer, without the overhead of numpy."""
     bits = (bits ^ bits >> 30) * _INT_FACTORS[0] & _MAX
     bits = (bits ^ bits >> 27) * _INT_FACTORS[1] & _MAX
     return bits ^ bits >> 31

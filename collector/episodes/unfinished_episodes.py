@@ -41,7 +41,7 @@ class UnfinishedEpisodes:
 
     @property
     def nbytes(self) -> int:
-        return sum(leaf.nbytes for parts in self._parts.values() for part in parts for leaf in part)
+        return sum(nest.nbytes(tuple(part)) for parts in self._parts.values() for part in parts)
 
     def join(
         self, columns: dict[str, Any], runs: Runs, last_obs: Any, playing: np.ndarray, stride: int = 1

@@ -54,7 +54,9 @@ def _flag(field: Any) -> Any:
     many = field.name in ("wrappers", "transforms")
     choices = "|".join(each for each in get_args(field.type) if isinstance(each, str))
     kinds = {str: "TEXT", str | None: "TEXT", bool: "true|false"}
-    metavar = "JSON" if many or field.name.endswith(("kwargs", "ray")) else choices or kinds.get(field.type, "N")
+    metavar = (
+        "JSON" if many or field.name.endswith(("kwargs", "keys", "ray")) else choices or kinds.get(field.type, "N")
+    )
     shown = "" if metavar == "JSON" or field.default in (None, msgspec.NODEFAULT) else f"[{field.default}]"
     aliases = [f"--{field.name[:-1]}"] if many else []
     return Annotated[str, arg(metavar=metavar, help_behavior_hint=shown, aliases=aliases)]

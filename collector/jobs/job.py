@@ -11,6 +11,7 @@ try:
 except ImportError as error:
     raise ImportError("collection jobs need msgspec: pip install 'vecenv[job]'") from error
 
+from collector.batch.step_extras import check_info_keys
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 BUILT_IN_POLICIES = ("random", "mlp")
@@ -121,6 +122,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             job continues the statistics of VecNorm and NormalizeReward. {"call": NAME, "frozen": FILE} uses the file's
             statistics unchanged, so that the job is repeatable.
         policy_kwargs: Keyword arguments for the class of the policy.
+        info_keys: Keys of infos to store: numbers, arrays or texts. `Episode.info[key]` has the entry after each step.
         ray: Options of a task on a cluster: `num_cpus`, `num_gpus`, `memory` (bytes), `resources`, `runtime_env`,
             `scheduling` ("SPREAD" or "DEFAULT") and `max_retries` (deaths of tasks with the same episode).
     """
@@ -148,6 +150,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     wrappers: tuple[str | Call, ...] = ()
     transforms: tuple[str | Call, ...] = ()
     policy_kwargs: dict[str, Any] = {}
+    info_keys: tuple[str, ...] = ()
     ray: RayOptions = RayOptions()
 
     def __post_init__(self) -> None:
@@ -181,6 +184,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         for name in DEFAULT_MODULES:
             entries = tuple(_stored_call(each) if isinstance(each, Call) else each for each in getattr(self, name))
             msgspec.structs.force_setattr(self, name, entries)
+        try:
+            check_info_keys(self.info_keys)
+        except ValueError as error:
+            raise JobError(str(error)) from None
         _as_stored("ray", msgspec.structs.asdict(self.ray))
 
 
@@ -190,6 +197,8 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
     elif name in DEFAULT_MODULES:  # a single entry needs no list
         entries = value if isinstance(value, (list, tuple)) else [value]
         value = [each if isinstance(each, (str, dict, Call)) else _import_name(name, each) for each in entries]
+    elif name == "info_keys" and isinstance(value, str):
+        value = [value]
     elif name == "ray" and isinstance(value, dict):
         value = {key: _whole(each) for key, each in value.items()}
     else:

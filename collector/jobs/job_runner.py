@@ -54,9 +54,9 @@ def run_job(
 ) -> JobState:
     """Collect the episodes of a job into the folder `out`, and return the final state.
 
-    In the main thread, SIGINT and SIGTERM end the job. After a signal or exception, whole episodes are committed. Then
-    SIGINT raises KeyboardInterrupt, and SIGTERM raises SystemExit(143). The attribute `state` of this exception is the
-    final state.
+    In the main thread, SIGINT and SIGTERM end the job after the envs' current step. A second signal does what it did
+    before the call. After a signal or exception, whole episodes are committed. Then SIGINT raises KeyboardInterrupt,
+    and SIGTERM raises SystemExit(143). The attribute `state` of this exception is the final state.
 
     Args:
         out: Folder of the data set.

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from collector.basics.interruptor import OutOfTime, Stopping
+from collector.basics.interruptor import Stopping
 from collector.batch.rollout import RewardError
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.episodes.episode import EpisodeBatch, EpisodeCutter
@@ -190,15 +190,13 @@ class Player:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*broke off because envs failed", RuntimeWarning)
             if self.checks_env and not names_with_statistics(self.job):
-                with suppress(OutOfTime), self.stop.leaving_in_time():
-                    self._env_difference = find_env_difference(self.job)
+                self._env_difference = find_env_difference(self.job)
             while not self._is_over(self.plan):
-                with suppress(OutOfTime), self.stop.leaving_in_time():
-                    yield from self._play_together(self.job, self.plan, self._suspects)
-                    for number in sorted(self._suspects):
-                        if self._is_over(self.plan):
-                            break
-                        yield from self._play_alone(number)
+                yield from self._play_together(self.job, self.plan, self._suspects)
+                for number in sorted(self._suspects):
+                    if self._is_over(self.plan):
+                        break
+                    yield from self._play_alone(number)
 
     def _is_over(self, plan: Plan) -> bool:
         return plan.is_complete or self.stop.is_stopped
@@ -212,7 +210,7 @@ class Player:
                 row_layout(env.observation_space, env.action_space)  # refuse bad spaces before playing
                 policy, size = make_job_policy(job, env, self.device), env.env_num * steps_per_batch(job, env)
                 policy_hash = hash_of(policy)
-                options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan}
+                options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan, "info_keys": job.info_keys}
                 batches = SyncDataCollector(env, policy, frames_per_batch=size, interruptor=self.stop, **options)
                 with batches:
                     for episodes in self._play_batches(batches, job, plan, suspects):
@@ -227,7 +225,7 @@ class Player:
     def _play_batches(
         self, batches: SyncDataCollector, job: Job, plan: Plan, suspects: set[int]
     ) -> Iterator[EpisodeBatch]:
-        cutter = EpisodeCutter()
+        cutter = EpisodeCutter(job.info_keys)
         # If an env always fails, the limit on `suspects` ends the loop.
         while not (self._is_over(plan) or plan.is_exhausted or len(suspects) > job.max_failed + job.num_envs):
             self.stop.begin_batch()
@@ -245,15 +243,14 @@ class Player:
         self, batches: SyncDataCollector, policy_hash: str | None, plan: Plan, episodes: EpisodeBatch
     ) -> Iterator[PlayedEpisodes]:
         """Yield episodes. Record them as finished after the caller has stored them."""
-        with self.stop.finishing():
-            if self._has_statistics and len(episodes) and (found := venv_statistics(batches.env)) is not None:
-                # A retry may use fewer envs. Keep the statistics of the other envs.
-                self.statistics = [*found, *(self.statistics or [])[len(found) :]]
-            self.progress.bottleneck = batches.stats().bottleneck_share
-            self._head = self._head or job_head(self.job, batches, self.device, policy_hash, self._env_difference)
-            lengths, returns = episodes.lengths.tolist(), episodes.total_rewards.tolist()
-            statistics = self.statistics if self._has_statistics else None
-            yield PlayedEpisodes(self._head, lengths, returns, episodes, statistics)
+        if self._has_statistics and len(episodes) and (found := venv_statistics(batches.env)) is not None:
+            # A retry may use fewer envs. Keep the statistics of the other envs.
+            self.statistics = [*found, *(self.statistics or [])[len(found) :]]
+        self.progress.bottleneck = batches.stats().bottleneck_share
+        self._head = self._head or job_head(self.job, batches, self.device, policy_hash, self._env_difference)
+        lengths, returns = episodes.lengths.tolist(), episodes.total_rewards.tolist()
+        statistics = self.statistics if self._has_statistics else None
+        yield PlayedEpisodes(self._head, lengths, returns, episodes, statistics)
         for number, length in zip(episodes.episode.tolist(), lengths, strict=True):
             plan.finished(number, length)
 

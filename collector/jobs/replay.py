@@ -105,9 +105,7 @@ def repeat_actions(env: Any, episode: Episode, on_frame: Any = lambda env: None)
     columns: dict[str, list[Any]] = {"obs": [deepcopy(obs)], "reward": [], "terminated": [], "truncated": []}
     on_frame(env)
     for step in range(len(episode)):
-        row = nest.take(episode.action, step)
-        # Envs expect a scalar action, not a 0-d array.
-        returned = env.step(row if isinstance(row, (dict, tuple)) or np.ndim(row) else row[()])
+        returned = env.step(nest.take(episode.action, step))
         for column, value in zip(columns.values(), returned, strict=False):
             column.append(deepcopy(value))  # an env may write into its observation
         on_frame(env)
@@ -136,6 +134,8 @@ def equal_rows(stored: Any, other: Any) -> bool:
         return isinstance(other, dict) and all(key in other and equal_rows(stored[key], other[key]) for key in stored)
     if isinstance(stored, tuple):
         return len(stored) == len(other) and all(map(equal_rows, stored, other))
+    if isinstance(stored, str):
+        return bool(stored == other)
     own = np.asarray(stored)
     try:
         row = cast_exactly(np.asarray(other), own.dtype)

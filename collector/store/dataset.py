@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch, columns_of
+from collector.episodes.episode import STEP_COLUMNS, Episode, EpisodeBatch, columns_of
 from collector.store.dataset_head import read_head, space_from_json, spaces_of
 from collector.store.manifest import read_manifest
 from collector.store.safe_folder import DatasetError
@@ -43,6 +43,8 @@ class Transitions:
     """int64 `(K,)`: episode numbers."""
     step: np.ndarray
     """int64 `(K,)`: number of earlier steps in the episode."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """`(K, ...)` for each key of infos that was recorded: the entry after the step."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -51,8 +53,8 @@ class Transitions:
         return f"Transitions({len(self)} steps of {len(np.unique(self.episode))} episodes)"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the columns by name."""
-        return dict(vars(self))
+        """Return the columns by name, with `info` if infos were recorded."""
+        return {name: column for name, column in vars(self).items() if name != "info" or column}
 
 
 class Dataset:
@@ -192,7 +194,7 @@ class Dataset:
         place = range(len(self))[which]
         entry = self._index[place]
         view = self._shards[int(entry["shard"])][int(entry["position"])]
-        return replace(view, **nest.map(np.array, columns_of(view)))
+        return replace(view, **nest.map(np.array, {**columns_of(view), "info": view.info}))
 
     def __iter__(self) -> Iterator[Episode]:
         return (self[place] for place in range(len(self)))
@@ -242,7 +244,7 @@ class Dataset:
         for into in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
             part, rows = self._shards[int(shard[into[0]])], row[into]
             obs_rows = rows + index["position"][episode[into]]
-            columns = {name: (getattr(part, name), rows) for name in EPISODE_COLUMNS}
+            columns = {name: (getattr(part, name), rows) for name in STEP_COLUMNS}
             columns |= {"obs": (part.obs, obs_rows), "next_obs": (part.obs, obs_rows + 1)}
             for name, (tree, at) in columns.items():
                 if name not in found:

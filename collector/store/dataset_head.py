@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ LARGEST_HEAD = 2**24
 COMPARED = ("observation_space", "action_space")
 """Entries that, like the job, must not change when a data set is resumed."""
 MOST_ELEMENTS = 2**24
+LONGEST_TEXT = 1000
+"""Maximum length in the Text space that stands for a space of texts without limits."""
 
 
 def make_head(observation_space: Any = None, action_space: Any = None, job: Any = None, **more: Any) -> dict[str, Any]:
@@ -111,6 +114,9 @@ def spaces_of(head: Mapping[str, Any]) -> dict[str, spaces.Space[Any] | None]:
 def space_to_json(space: Any) -> Any:
     """Return a space as JSON. Unsupported spaces, such as Graph, become text and cannot be restored.
 
+    A space of texts that is not gymnasium's Text, such as MiniGrid's MissionSpace, is restored as a Text space of up to
+    1,000 printable characters.
+
     >>> space_to_json(spaces.Discrete(2))
     {'type': 'Discrete', 'dtype': '<i8', 'n': 2}
     """
@@ -127,6 +133,10 @@ def _form(space: Any) -> SpaceForm:
         return SpaceForm("MultiDiscrete", _text(space.dtype), nvec=space.nvec.tolist(), start=start.tolist())
     if isinstance(space, spaces.MultiBinary):
         return SpaceForm("MultiBinary", n=space.n if isinstance(space.n, int) else list(space.shape))
+    if isinstance(space, spaces.Text):
+        return SpaceForm("Text", n=[space.min_length, space.max_length], text="".join(sorted(space.characters)))
+    if getattr(space.dtype, "kind", "") == "U":
+        return SpaceForm("Text")
     if isinstance(space, spaces.Dict) and all(isinstance(key, str) for key in space):
         return SpaceForm("Dict", spaces={key: _form(part) for key, part in space.items()})
     if isinstance(space, spaces.Tuple):
@@ -163,6 +173,11 @@ def _space(form: SpaceForm) -> spaces.Space[Any] | None:
         return spaces.MultiDiscrete(np.array(form.nvec, dtype), dtype=dtype.type, start=np.array(form.start, dtype))
     if form.type == "MultiBinary":
         return spaces.MultiBinary(_shape([form.n])[0] if isinstance(form.n, int) else _shape(form.n))
+    if form.type == "Text":
+        if isinstance(form.n, int):
+            return spaces.Text(LONGEST_TEXT, min_length=0, charset=string.printable)
+        least, most = form.n
+        return spaces.Text(most, min_length=least, charset=form.text)
     if form.type == "other":
         return None
     if isinstance(form.spaces, dict) != (form.type == "Dict"):

@@ -86,7 +86,9 @@ class Manifest:
         entries["first"] = np.cumsum(entries["length"]) - entries["length"]
         if not np.isfinite(entries["returns"]).all():
             raise DatasetError("it has a return that is not finite")
-        arrays = self.layout.arrays(steps, episodes)
+        if line.text_bytes.keys() != {*self.layout.texts}:
+            raise DatasetError(f"it has the texts {str([*line.text_bytes])[:200]}, expected {self.layout.texts}")
+        arrays = self.layout.files(steps, episodes, line.text_bytes)
         if line.files.keys() != {file_name(name, line.compressed) for name in arrays}:
             raise DatasetError(
                 f"it has the files {str(sorted(line.files))[:200]}, expected one for each of {sorted(arrays)}"
@@ -94,7 +96,10 @@ class Manifest:
         for name, (count, row) in arrays.items():
             size, _ = line.files[file_name(name, line.compressed)]
             if count * row.itemsize > size * (BEST_COMPRESSION if line.compressed else 1):
-                raise DatasetError(f"it declares {steps:,} steps, more than a file {name} of {size:,} bytes can hold")
+                raise DatasetError(
+                    f"it declares {steps:,} steps and {count * row.itemsize:,} bytes of {name}, more than a file "
+                    f"{name} of {size:,} bytes can hold"
+                )
         self.entries.append(entries)
         self.shards.append(line.without_episodes())
 

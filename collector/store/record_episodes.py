@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,14 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
+from collector.batch.step_extras import as_info_keys
 from collector.store.dataset_head import make_head
-from collector.store.recorder import EpisodeRecorder
+from collector.store.info_columns import info_objects
+from collector.store.manifest import Manifest
+from collector.store.recorder import EpisodeRecorder, fit_rows
+from collector.store.safe_folder import DatasetError
 from collector.store.shard_layout import row_layout
+from collector.store.texts import TEXT
 from collector.store.writer import StoreWriter
 from vecenv import BaseVectorEnv, RowWiseWrapper, nest
 from vecenv.arguments import as_autoreset, as_ids, at_least_one, check_number, round_envs, spread_seeds
@@ -35,6 +40,7 @@ def RecordEpisodes(
     shard_bytes: int = 2**26,
     shard_seconds: float = 30.0,
     memory: int = 2**33,
+    info_keys: Sequence[str] = (),
     compress: bool = False,
     resume: bool = False,
     overwrite: bool = False,
@@ -52,6 +58,8 @@ def RecordEpisodes(
             loses uncommitted episodes.
         shard_seconds: finished episodes are also committed when the first has this age.
         memory: maximum bytes of unfinished episodes.
+        info_keys: keys of infos to store, as in the collectors. `Episode.info[key]` has the entry after each step: a
+            number, an array or a text. A missing entry is 0, False or "". The first episodes decide about the dtype.
         compress, overwrite: see `StoreWriter`.
         resume: continue the folder's data set, even if it is complete. Without a data set, begin one.
         more: additional JSON entries for the head of the data set.
@@ -86,13 +94,22 @@ def RecordEpisodes(
     shard_bytes, memory = at_least_one("shard_bytes", shard_bytes), at_least_one("memory", memory)
     shard_seconds = check_number("shard_seconds", shard_seconds, least=0, infinite=True)
     wrap, n, spaces = _wrapper_of(venv, autoreset_mode, resets_by_id)
-    layout = row_layout(*spaces)
+    layout, keys = row_layout(*spaces), as_info_keys(info_keys)
     head = make_head(spaces[0][0], spaces[1][0], made_by="RecordEpisodes", **more)
-    writer = StoreWriter(folder, head, compress=compress, resume=resume, overwrite=overwrite, reopen=resume)
-    recorder = EpisodeRecorder(n, writer, layout, shard_bytes, shard_seconds, memory)
+    check = partial(_check_stored_keys, folder, keys)
+    writer = StoreWriter(
+        folder, head, compress=compress, resume=resume, overwrite=overwrite, reopen=resume, check=check
+    )
+    recorder = EpisodeRecorder(n, writer, layout, shard_bytes, shard_seconds, memory, keys)
     recorded = wrap(venv, recorder)
     weakref.finalize(recorded, recorder.finish, complete=False)  # if `close` is never called
     return recorded
+
+
+def _check_stored_keys(folder: Any, keys: tuple[str, ...], manifest: Manifest) -> None:
+    stored = keys if manifest.layout is None else tuple(manifest.layout.names["info"])
+    if {*stored} != {*keys}:
+        raise DatasetError(f"{folder} has the info_keys {stored}, and not {keys}: resume it with these keys")
 
 
 def _wrapper_of(
@@ -140,8 +157,9 @@ class RecordedVectorEnv(VectorWrapper):
         seeds = [-1 if each is None else each for each in self._native.seeds(seed, ids.tolist())]
         try:
             obs, infos = self.env.reset(seed=seed, options=options)
-            self._native.note_reset(infos)
-            self._recorder.begin(ids, nest.take(obs, ids), seeds)
+            self._native.record_reset(infos)
+            rows = fit_rows(obs, self._recorder.layout.obs)
+            self._recorder.begin(ids, nest.take(rows, ids), seeds)
             self._to_reset = np.setdiff1d(self._to_reset, ids)
         except BaseException:
             self._abandon()
@@ -155,14 +173,14 @@ class RecordedVectorEnv(VectorWrapper):
         given, actions = actions, recorder.actions(actions, self._ids)
         try:
             result = obs, reward, terminated, truncated, infos = self.env.step(_to_type_of(given, actions))
-            rows = nest.map(as_array, (obs, reward, terminated, truncated))
+            rows, flags = fit_rows(obs, recorder.layout.obs), (as_array(terminated), as_array(truncated))
             if "restarted" in infos or "restarted" in infos.get("final_info", ()):
                 recorder.discard(_restarted(infos, self.num_envs))
-            ended = recorder.step(None, actions, *rows)
+            ended = recorder.step(None, actions, rows, as_array(reward), *flags, self._info(infos))
             begun = ended if same_step else self._to_reset  # envs whose rows have the first observation of an episode
             self._native.check_autoreset(begun, infos)
             if ended.size:
-                recorder.end(ended, self._final_obs(infos, ended) if same_step else nest.take(rows[0], ended))
+                recorder.end(ended, self._final_obs(infos, ended) if same_step else nest.take(rows, ended))
             if begun.size:
                 recorder.begin(begun, None)
             if self._mode is AutoresetMode.NEXT_STEP:
@@ -172,12 +190,18 @@ class RecordedVectorEnv(VectorWrapper):
             raise
         return result
 
+    def _info(self, infos: dict[str, Any]) -> dict[str, np.ndarray]:
+        if not (keys := self._recorder.info_keys):
+            return {}
+        rows = nest.split_infos(infos, self.num_envs)
+        return info_objects([_last_info(row) for row in rows], keys)
+
     def _final_obs(self, infos: dict[str, Any], rows: np.ndarray) -> Any:
         """Return the last observations of the envs `rows` (`final_observation` in gymnasium 0.29)."""
         found = infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
         if isinstance(found, np.ndarray) and found.dtype == object:
             return _stacked(self._recorder.layout.obs, found[rows])
-        return nest.take(found, rows)
+        return nest.take(fit_rows(found, self._recorder.layout.obs), rows)
 
     def _abandon(self) -> None:
         """Abandon all unfinished episodes, because it is unknown which envs have stepped."""
@@ -208,6 +232,12 @@ class RecordedVectorEnv(VectorWrapper):
     __exit__: Any = BaseVectorEnv.__exit__
 
 
+def _last_info(info: Mapping[str, Any]) -> Any:
+    """Return the info of the step. If the env was reset in the same round, the step's info is `final_info`."""
+    last = info.get("final_info")
+    return last if isinstance(last, Mapping) else info
+
+
 def _to_type_of(given: Any, rows: Any) -> Any:
     if not hasattr(given, "detach"):
         return rows
@@ -217,7 +247,11 @@ def _to_type_of(given: Any, rows: Any) -> Any:
 
 
 def _stacked(layout: Any, rows: Sequence[Any]) -> Any:
-    return nest.merge(lambda parts: np.array([*map(as_array, parts[1:])]), [layout, *rows])
+    def stack(parts: list[Any]) -> np.ndarray:
+        leaf, *values = parts
+        return nest.object_array(values) if leaf.dtype == TEXT else np.array([*map(as_array, values)])
+
+    return nest.merge(stack, [layout, *rows])
 
 
 def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
@@ -304,7 +338,9 @@ class RecordedEngine(RowWiseWrapper):
         if not self._in_order or len(info) != recorder.n:
             ids = np.array([row["env_id"] for row in info], np.int64)
         actions = recorder.sent if ids is None else nest.take(recorder.sent, ids)
-        ended = recorder.step(ids, actions, obs, reward, terminated, truncated)
+        keys = recorder.info_keys
+        entries = info_objects([_last_info(row) for row in info], keys) if keys else {}
+        ended = recorder.step(ids, actions, obs, reward, terminated, truncated, entries)
         if not ended.size:
             return
         envs, infos = ended if ids is None else ids[ended], info[ended].tolist()

@@ -16,6 +16,7 @@ from collector.batch.rollout_buffer import RolloutBuffer
 from collector.episodes.episode import EPISODE_COLUMNS, EpisodeBatch
 from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
 from collector.store.safe_folder import DatasetError
+from collector.store.texts import TEXT, is_texts
 from collector.store.writer import StoreWriter
 from vecenv import nest
 from vecenv.actions import batch_actions
@@ -26,6 +27,8 @@ from vecenv.nest import as_array, cast_exactly
 ROUNDS = 1024
 _BYTES = 2**24
 """Limits of the buffer: steps per env, and bytes. The smaller limit applies."""
+_TEXT_BYTES = 1024
+"""Bytes that the buffer reserves for a text, whose length is unknown."""
 
 
 def fit_rows(rows: Any, layout: Any) -> Any:
@@ -41,6 +44,8 @@ def fit_rows(rows: Any, layout: Any) -> Any:
         if not isinstance(rows, tuple) or len(rows) != len(layout):
             raise _misfit("observations", rows, f"a tuple of {len(layout)}")
         return tuple(map(fit_rows, rows, layout))
+    if layout.dtype == TEXT:
+        return _fit_texts(rows, layout)
     array = rows if rows.__class__ is np.ndarray or isinstance(rows, (dict, tuple)) else as_array(rows)
     if array.__class__ is not np.ndarray:
         raise _misfit(layout.path, rows, f"{layout.dtype} in the shape {layout.shape}")
@@ -54,6 +59,13 @@ def fit_rows(rows: Any, layout: Any) -> Any:
         why = ", and casting would change the values" if fits else ""
         raise _misfit(layout.path, array, f"{layout.dtype} in the shape {layout.shape}{why}")
     return cast
+
+
+def _fit_texts(rows: Any, leaf: Any) -> np.ndarray:
+    """Return texts as an object array `(k,)`. `rows`: an array, list or tuple of texts, as vector envs return them."""
+    if not isinstance(rows, (np.ndarray, list, tuple)) or not is_texts(rows):
+        raise _misfit(leaf.path, rows, "a text per env")
+    return rows if isinstance(rows, np.ndarray) and rows.dtype == TEXT else nest.object_array(list(rows))
 
 
 def _misfit(path: str, rows: Any, expected: str) -> DatasetError:
@@ -72,6 +84,10 @@ def _misfit(path: str, rows: Any, expected: str) -> DatasetError:
     )
 
 
+def _row_bytes(leaf: Any) -> int:
+    return _TEXT_BYTES if leaf.dtype == TEXT else np.zeros(leaf.shape, leaf.dtype).nbytes
+
+
 class EpisodeRecorder:
     """Recorder of the episodes of `n` envs, until `finish`.
 
@@ -80,14 +96,22 @@ class EpisodeRecorder:
     """
 
     def __init__(
-        self, n: int, writer: StoreWriter, layout: Layout, shard_bytes: int, shard_seconds: float, memory: int
+        self,
+        n: int,
+        writer: StoreWriter,
+        layout: Layout,
+        shard_bytes: int,
+        shard_seconds: float,
+        memory: int,
+        info_keys: tuple[str, ...] = (),
     ) -> None:
         self.n, self._writer, self.layout, self._memory = n, writer, layout, memory
+        self.info_keys = info_keys
         self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
         """Last action sent to each env, in the stored dtypes."""
-        row = nest.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype).nbytes, (layout.obs, layout.action))
-        self._buffer = RolloutBuffer(n, max(2, min(ROUNDS, _BYTES // (n * (sum(nest.leaves(row)) + 10)))))
+        row = 10 + sum(map(_row_bytes, nest.leaves((layout.obs, layout.action)))) + _TEXT_BYTES * len(info_keys)
+        self._buffer = RolloutBuffer(n, max(2, min(ROUNDS, _BYTES // (n * row))))
         self._finished, self._pid = False, os.getpid()
         self._unfinished = UnfinishedEpisodes()
         self._all = np.arange(n)
@@ -136,9 +160,19 @@ class EpisodeRecorder:
         self._is_recorded[ids] = False
 
     def step(
-        self, ids: np.ndarray | None, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any
+        self,
+        ids: np.ndarray | None,
+        action: Any,
+        obs: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        info: dict[str, np.ndarray],
     ) -> np.ndarray:
-        """Record a step of these envs (None: all). Return the indices of the rows that end episodes."""
+        """Record a step of these envs (None: all). Return the indices of the rows that end episodes.
+
+        `info`: result of `info_objects` for `info_keys`.
+        """
         self._check_open()
         n, buffer, obs = self.n, self._buffer, fit_rows(obs, self.layout.obs)
         if (
@@ -158,6 +192,8 @@ class EpisodeRecorder:
             after = at + n
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         buffer.write("action", at, action)
+        if info:
+            buffer.write("info", at, info)
         buffer.write_step(at, after, obs, np.asarray(reward, np.float64), *flags)
         if ids is None:
             self._count += 1
@@ -213,7 +249,8 @@ class EpisodeRecorder:
         env, (first, before, seed) = np.concatenate(envs), np.concatenate(begun, axis=1)
         unknown, ends = np.full(len(env), -1), np.arange(len(env)) < len(env) - len(going)
         runs = Runs(env, first * self.n + env, np.concatenate(count) - first, before, ends, unknown, seed)
-        columns = {name: self._buffer.read(name, slice(None)) for name in EPISODE_COLUMNS}
+        names = EPISODE_COLUMNS + (("info",) if self.info_keys else ())
+        columns = {name: self._buffer.read(name, slice(None)) for name in names}
         last = join([nest.take(columns["obs"], slice(0, 0)), *(obs for *_, obs in self._ended)])
         whole = EpisodeBatch(**self._unfinished.join(columns, runs, last, playing, self.n))
         latest = self._buffer.read("obs", self._count * self.n + self._all)

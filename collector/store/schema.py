@@ -2,13 +2,14 @@
 
 Lines of manifest.jsonl::
 
-    {"line": "layout", "obs": {"image": "|u1 84 84", "speed": "<f4"}, "action": "<i8", "reward": "<f8"}
+    {"line": "layout", "obs": {"image": "|u1 84 84", "mission": "text"}, "action": "<i8", "reward": "<f8"}
     {"line": "shard", "shard": "shards/000000", "files": {"obs.npy": [23456, "<sha256>"], ...}, "compressed": false,
-     "steps": 5000, "episodes": [0, 1, 3, ...], "lengths": [...], "returns": [...], "failed": {"retried": 1}}
+     "steps": 5000, "episodes": [0, 1, 3, ...], "lengths": [...], "returns": [...], "failed": {"retried": 1},
+     "text_bytes": {"obs.1": 81234}}
     {"line": "note", "failed": {"skipped": 1}, "state": ...}
     {"line": "end", "episodes": 400}
 
-- "layout": dtype and row shape of each array. A list stands for a Tuple space.
+- "layout": dtype and row shape of each array, or "text". A list stands for a Tuple space.
 - "note": "failed" and "state" without a shard.
 - "end": the last line of a complete data set. Readers ignore episodes with numbers of `episodes` or more.
 - "failed" (failures since the previous line, by kind) and "state" (JSON for the next writer) are optional.
@@ -30,6 +31,7 @@ MAX_EXACT_INT = 2**53
 LARGEST_SIZE = 2**48
 """Each size in a shape is below this limit, so that a size in bytes fits into int64."""
 STORED_DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
+TEXT_DTYPE = "text"
 Count = Annotated[int, Meta(ge=0, lt=MAX_EXACT_INT)]
 Size = Annotated[int, Meta(ge=0, lt=LARGEST_SIZE)]
 Shape = Annotated[list[Size], Meta(max_length=32)]
@@ -44,6 +46,7 @@ class LayoutLine(ManifestLine, tag="layout"):
     obs: Any
     action: Any
     reward: Annotated[str, Meta(pattern=r"^<f8( [0-9]{1,9})*\Z")]
+    info: dict[str, str] = {}
 
 
 class Note(ManifestLine, tag="note"):
@@ -60,6 +63,8 @@ class ShardLine(Note, tag="shard", kw_only=True):
     episodes: Annotated[list[Count], Meta(min_length=1)]
     lengths: list[Annotated[int, Meta(ge=1, lt=MAX_EXACT_INT)]]
     returns: list[float]
+    text_bytes: dict[str, Count] = {}
+    """Bytes of all texts before compression, by array."""
 
     @property
     def nbytes(self) -> int:
@@ -77,9 +82,13 @@ Line = LayoutLine | ShardLine | Note | End
 
 
 class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Type and arguments of a gymnasium space. The type "other" has only `text`, the repr."""
+    """Type and arguments of a gymnasium space. The type "other" has only `text`, the repr.
 
-    type: Literal["Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple", "other"]
+    The type "Text" has `n`, the minimum and maximum length, and `text`, the characters. A space of texts that is not
+    gymnasium's Text has neither.
+    """
+
+    type: Literal["Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text", "Dict", "Tuple", "other"]
     dtype: Literal[("", *STORED_DTYPES)] = ""  # type: ignore[valid-type]
     shape: Shape = []
     low: Any = None

@@ -21,6 +21,7 @@ from collector.store.manifest import MANIFEST, Manifest, file_name
 from collector.store.safe_folder import PARTIAL, DatasetError, SafeFolder
 from collector.store.schema import ShardLine
 from collector.store.shard_layout import batch_of, check_whole
+from collector.store.texts import TEXT_OBJECT_BYTES
 from vecenv.portability import UNTRACKED
 
 LARGEST_INFLATED = 2**32
@@ -132,8 +133,11 @@ class Shards:
         return {**vars(self), "_open": {}}
 
     def nbytes(self, which: int) -> int:
+        """Return the bytes of the shard's arrays in memory, with the objects that hold texts."""
         assert self.layout is not None, "a manifest with shards has a layout"
-        return self.layout.nbytes(self.records[which].steps, len(self._entries(which)))
+        record, episodes = self.records[which], len(self._entries(which))
+        objects = TEXT_OBJECT_BYTES * len(record.text_bytes) * (record.steps + episodes)
+        return self.layout.nbytes(record.steps, episodes) + sum(record.text_bytes.values()) + objects
 
     def _entries(self, which: int) -> np.ndarray:
         return self._index[self._bounds[which] : self._bounds[which + 1]]
@@ -159,18 +163,18 @@ class Shards:
             )
 
     def _read(self, which: int) -> EpisodeBatch:
-        record, nbytes, known = self.records[which], self.nbytes(which), which in self._checked
-        entries = self._entries(which)
+        record, entries, known = self.records[which], self._entries(which), which in self._checked
         path, layout = self.root / record.shard, self.layout
+        assert layout is not None, "a manifest with shards has a layout"
+        expected = layout.files(record.steps, len(entries), record.text_bytes)
+        nbytes = sum(count * row.itemsize for count, row in expected.values())
         if record.compressed and nbytes > LARGEST_INFLATED:
             raise DatasetError(
                 f"{path} decompresses to {nbytes:,} bytes according to {MANIFEST}, but a compressed shard has at most "
                 f"{LARGEST_INFLATED:,} bytes before compression"
             )
         try:
-            assert layout is not None
             with SafeFolder(self.root) as root, root.inside(record.shard) as folder:
-                expected = layout.arrays(record.steps, len(entries))
                 arrays = {name: read_array(folder, record, name, *each, known) for name, each in expected.items()}
             episodes = batch_of(layout, arrays)
             if not known:

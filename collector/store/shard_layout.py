@@ -13,25 +13,31 @@ A shard has a file per array. With E episodes and S steps, the arrays are
     env_id       (E,) int32
 
 Dict and Tuple observations and actions have an array per leaf: `obs.0`, `obs.1`, ...
+
+Recorded infos have the arrays `info.0`, `info.1`, ..., of the shape (S, ...).
+
+A column of texts, such as `obs.1`, has two arrays: `obs.1` (S + E,) int64 with the ends of the texts in `obs.1.utf8`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 from collector.batch.conversions import join
-from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch
+from collector.episodes.episode import STEP_COLUMNS, Episode, EpisodeBatch
 from collector.store.safe_folder import DatasetError
-from collector.store.schema import STORED_DTYPES, LayoutLine
+from collector.store.schema import STORED_DTYPES, TEXT_DTYPE, LayoutLine
+from collector.store.texts import TEXT, bytes_name, decode_texts, encode_texts
 from vecenv import nest
+from vecenv.actions import batch_actions
 from vecenv.arguments import whole
 from vecenv.layout import Layout as RowLayout
-from vecenv.layout import ObjectLeaf, common_layout
+from vecenv.layout import Leaf, ObjectLeaf, common_tree
 
 OF_EPISODES = {"episode": "<i8", "seed": "<i8", "env_id": "<i4"}
 END_COLUMNS = ("terminated", "truncated")
@@ -45,22 +51,32 @@ class EpisodeLayout:
     names: dict[str, Any]
     """Array name of each column. For Dict and Tuple data, a tree with an array name per leaf."""
     rows: dict[str, np.dtype]
-    """Dtype and shape of a row, by array name."""
+    """Dtype and shape of a row, by array name. Texts have the dtype object."""
 
     @classmethod
     def of(cls, episodes: Episode | EpisodeBatch | LayoutLine) -> EpisodeLayout:
         """Return the layout of `episodes`. Raises `DatasetError` for data that cannot be stored."""
         obs = episodes.obs_parts[0] if isinstance(episodes, EpisodeBatch) else episodes.obs
-        trees = {"obs": _rows("obs", obs)} | {key: _rows(key, getattr(episodes, key)) for key in ("action", "reward")}
+        trees = {"obs": _rows("obs", obs)} | {
+            key: _rows(key, getattr(episodes, key)) for key in ("action", "reward", "info")
+        }
+        if trees["reward"] == TEXT:
+            raise DatasetError("reward holds Python objects; only numbers can be stored")
         trees |= {"reward": np.dtype(("<f8", trees["reward"].shape)), **dict.fromkeys(END_COLUMNS, np.dtype("?"))}
         names = {key: _named(key, tree) for key, tree in trees.items()}
         return cls(names, dict(_pairs(names, trees)))
 
     def line(self) -> LayoutLine:
         texts = {name: _text(row) for name, row in self.rows.items()}
-        return LayoutLine(*(nest.map(texts.__getitem__, self.names[key]) for key in ("obs", "action", "reward")))
+        trees = (nest.map(texts.__getitem__, self.names[key]) for key in ("obs", "action", "reward", "info"))
+        return LayoutLine(*trees)
+
+    @property
+    def texts(self) -> list[str]:
+        return [name for name, row in self.rows.items() if row == TEXT]
 
     def arrays(self, steps: int, episodes: int) -> dict[str, tuple[int, np.dtype]]:
+        """Return the number of rows, and dtype and shape of a row, of each array in memory."""
         found = {name: (steps + episodes * is_of_obs(name), row) for name, row in self.rows.items()}
         found["offsets"] = episodes + 1, np.dtype("<i8")
         return found | {name: (episodes, np.dtype(dtype)) for name, dtype in OF_EPISODES.items()}
@@ -68,31 +84,63 @@ class EpisodeLayout:
     def nbytes(self, steps: int, episodes: int) -> int:
         return sum(count * row.itemsize for count, row in self.arrays(steps, episodes).values())
 
+    def files(self, steps: int, episodes: int, text_bytes: Mapping[str, int]) -> dict[str, tuple[int, np.dtype]]:
+        """Return the same for each array of a shard. `text_bytes`: bytes of each column of texts."""
+        found = self.arrays(steps, episodes)
+        for name in self.texts:
+            found |= {name: (found[name][0], np.dtype("<i8")), bytes_name(name): (text_bytes[name], np.dtype("|u1"))}
+        return found
+
 
 def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> RowLayout:
     """Return dtypes and shapes of the envs' observations and actions.
 
     Raises `DatasetError` for spaces that cannot be stored, for example if shapes differ between envs.
     """
-    layout = common_layout(observation_spaces, action_spaces)
-    objects = [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, ObjectLeaf)]
-    if objects and isinstance(layout.obs, dict):
-        odd = [
-            key for key, part in layout.obs.items() if any(isinstance(each, ObjectLeaf) for each in nest.leaves(part))
-        ]
-        raise DatasetError(
-            f"only arrays of numbers can be stored: {objects[0]} is not an array with the same shape and dtype in all "
-            f"envs; leave {', '.join(map(repr, odd))} out with the wrapper gymnasium.wrappers.FilterObservation, "
-            f"filter_keys={[key for key in layout.obs if key not in odd]}"
-        )
-    if objects or layout.action is None:
-        raise DatasetError(
-            f"only arrays of numbers can be stored: {[*objects, 'action'][0]} is not an array with the same shape and "
-            "dtype in all envs"
-        )
+    layout = RowLayout(_stored_tree(observation_spaces, "obs"), _stored_tree(action_spaces, "action"))
     for name, tree in (("obs", layout.obs), ("action", layout.action)):
-        _rows_of_leaves(name, tree)
+        if not (objects := _object_paths(tree)):
+            _rows_of_leaves(name, tree)
+            continue
+        advice = ""
+        if name == "obs" and isinstance(tree, dict):
+            odd = [key for key, part in tree.items() if _object_paths(part)]
+            advice = (
+                f"; leave {', '.join(map(repr, odd))} out with the wrapper gymnasium.wrappers.FilterObservation, "
+                f"filter_keys={[key for key in tree if key not in odd]}"
+            )
+        raise DatasetError(
+            f"only texts and arrays of numbers can be stored: {objects[0]} is not an array with the same shape and "
+            f"dtype in all envs{advice}"
+        )
     return layout
+
+
+def _stored_tree(spaces: Sequence[Any], path: str) -> Any:
+    """Return the tree of leaves of observations or actions, in which texts have the dtype object."""
+
+    def stored(leaf: Leaf | ObjectLeaf) -> Leaf | ObjectLeaf:
+        return Leaf.of(leaf.path, (), TEXT) if isinstance(leaf, ObjectLeaf) and leaf.is_text else leaf
+
+    return nest.map(stored, common_tree(spaces, path))
+
+
+def _object_paths(tree: Any) -> list[str]:
+    return [leaf.path for leaf in nest.leaves(tree) if isinstance(leaf, ObjectLeaf)]
+
+
+def in_columns(episodes: EpisodeBatch, action_space: Any) -> EpisodeBatch:
+    """Return episodes with an array per leaf of a Dict or Tuple action.
+
+    A collector's batch has an object per action if a leaf is text.
+    """
+    if isinstance(episodes.action, (dict, tuple)) or episodes.action.dtype != TEXT:
+        return episodes
+    tree = _stored_tree([action_space], "action")
+    if not isinstance(tree, (dict, tuple)) or _object_paths(tree):
+        return episodes
+    columns = batch_actions(episodes.action, range(len(episodes.action)), tree)
+    return episodes if columns.__class__ is list else replace(episodes, action=columns)
 
 
 def check_spaces(layout: EpisodeLayout, spaces: Mapping[str, Any]) -> None:
@@ -101,7 +149,7 @@ def check_spaces(layout: EpisodeLayout, spaces: Mapping[str, Any]) -> None:
             continue
         key = "obs" if name == "observation_space" else "action"
         found = nest.map(layout.rows.__getitem__, layout.names[key])
-        expected = _rows_of_leaves(key, common_layout([space], [space]).obs)
+        expected = _rows_of_leaves(key, _stored_tree([space], key))
         if found != expected:
             raise DatasetError(
                 f"the episodes do not fit the {name.replace('_', ' ')} of the data set: {key} is "
@@ -110,8 +158,18 @@ def check_spaces(layout: EpisodeLayout, spaces: Mapping[str, Any]) -> None:
             )
 
 
+def refuse_texts(layout: EpisodeLayout, target: str) -> None:
+    """Raise `DatasetError` if an observation or action has a text."""
+    trees = {key: layout.names[key] for key in ("obs", "action")}
+    if names := [".".join(map(str, path)) for path, name in nest.items(trees) if name in layout.texts]:
+        raise DatasetError(
+            f"{target} takes only numbers, but {', '.join(names)} are texts: export as Parquet or Minari, or record "
+            "numbers instead, for example with the wrapper gymnasium.wrappers.TransformObservation"
+        )
+
+
 def _text(row: np.dtype) -> str:
-    return " ".join(map(str, (row.base.str, *row.shape)))
+    return TEXT_DTYPE if row == TEXT else " ".join(map(str, (row.base.str, *row.shape)))
 
 
 def _rows_of_leaves(name: str, tree: Any) -> Any:
@@ -152,13 +210,16 @@ def _rows(name: str, tree: Any, depth: int = 0) -> Any:
     if not isinstance(tree, np.ndarray):
         dtype, *sizes = str(tree)[:500].split(" ")
         shape = tuple(int(size) if size.isdecimal() else -1 for size in sizes)
-    elif tree.dtype.hasobject:
-        raise DatasetError(f"{name} holds Python objects; only arrays of numbers can be stored")
+    elif tree.dtype == TEXT or tree.dtype.kind == "U":
+        dtype, shape = TEXT_DTYPE, tree.shape[1:]
     else:
         dtype, shape = tree.dtype.newbyteorder("<").str, tree.shape[1:]
+    if dtype == TEXT_DTYPE and not shape:
+        return TEXT
     if dtype not in STORED_DTYPES:
         raise DatasetError(
-            f"{name} is {getattr(tree, 'dtype', dtype)}; only bool, integers and floats of up to 64 bits can be stored"
+            f"{name} is {getattr(tree, 'dtype', dtype)}; only bool, integers and floats of up to 64 bits, and one text "
+            "per step, can be stored"
         )
     try:
         return np.dtype((dtype, shape))
@@ -171,7 +232,7 @@ def columns_of_shard(layout: EpisodeLayout, batches: Sequence[EpisodeBatch]) -> 
     columns: dict[str, list[np.ndarray]] = {name: [] for name in layout.rows}
     for batch in batches:
         trees = [("obs", part) for part in batch.obs_parts]
-        for key, tree in [*trees, *((key, getattr(batch, key)) for key in ("action", "reward", *END_COLUMNS))]:
+        for key, tree in [*trees, *((key, getattr(batch, key)) for key in ("action", "reward", *END_COLUMNS, "info"))]:
             for name, array in zip(nest.leaves(layout.names[key]), nest.leaves(tree), strict=True):
                 columns[name].append(np.ascontiguousarray(array, layout.rows[name].base))
     lengths = np.concatenate([batch.lengths for batch in batches])
@@ -187,8 +248,10 @@ def arrays_of(episodes: EpisodeBatch) -> dict[str, np.ndarray]:
     return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in columns.items()}
 
 
-def batch_of(layout: EpisodeLayout, arrays: Mapping[str, np.ndarray]) -> EpisodeBatch:
-    about = {name: arrays[name] for name in OF_EPISODES}
+def batch_of(layout: EpisodeLayout, files: Mapping[str, np.ndarray]) -> EpisodeBatch:
+    """Return the episodes of a shard. Raises `DatasetError` for bytes that are not texts."""
+    arrays = {**files, **{name: decode_texts(name, files[name], files[bytes_name(name)]) for name in layout.texts}}
+    about: dict[str, Any] = {name: arrays[name] for name in OF_EPISODES}
     columns = nest.map(arrays.__getitem__, layout.names)
     obs_parts = [columns.pop("obs")]
     return EpisodeBatch(obs_parts=obs_parts, **columns, lengths=np.diff(arrays["offsets"]), **about)
@@ -213,6 +276,8 @@ def check_whole(episodes: EpisodeBatch, layout: EpisodeLayout) -> None:
         name for name, parts in columns.items() if any(part.shape[1:] != expected[name][1].shape for part in parts)
     ]:
         raise DatasetError(f"{wrong[0]} has the shape {columns[wrong[0]][0].shape}, expected a number per entry")
+    for name in layout.texts:
+        encode_texts(name, columns[name])
     for name, least, most in (("seed", -1, 2**63), ("env_id", 0, 2**31)):
         numbers = getattr(episodes, name)
         if outside := numbers[(numbers < least) | (numbers >= most)].tolist():
@@ -264,7 +329,7 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
         ) from None
     return EpisodeBatch(
         obs_parts=[each.obs for each in episodes],
-        **join([{name: getattr(each, name) for name in EPISODE_COLUMNS[1:]} for each in episodes]),
+        **join([{name: getattr(each, name) for name in STEP_COLUMNS} for each in episodes]),
         lengths=np.array([len(each) for each in episodes], np.int64),
         **numbers,
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collector.episodes.episode import columns_of
+from collector.store.texts import TEXT
 from vecenv import nest
 
 try:
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 
 def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
-    tensors: dict[str, Any] = nest.map(lambda array: torch.from_numpy(np.ascontiguousarray(array)), columns)
+    """Return arrays as tensors, and texts as lists."""
+
+    def convert(array: np.ndarray) -> Any:
+        return array.tolist() if array.dtype == TEXT else torch.from_numpy(np.ascontiguousarray(array))
+
+    tensors: dict[str, Any] = nest.map(convert, columns)
     return tensors
 
 
@@ -43,7 +49,10 @@ class TorchRows(TorchDataset[Any]):
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
         if self._of_episodes:
             episodes = [self._dataset[number] for number in numbers]
-            return [{**_tensors(columns_of(episode)), "number": episode.number} for episode in episodes]
+            columns = [columns_of(each) | ({"info": each.info} if each.info else {}) for each in episodes]
+            return [
+                {**_tensors(each), "number": episode.number} for each, episode in zip(columns, episodes, strict=True)
+            ]
         rows = _tensors(self._dataset.take(numbers).as_dict())
         return [nest.take(rows, i) for i in range(len(numbers))]
 

@@ -24,11 +24,21 @@ from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store import schema
 from collector.store.dataset_folder import SHARDS, check_free, open_locked, remove_data, writing
 from collector.store.dataset_head import HEAD, head_bytes, head_changes, read_head, spaces_of
+from collector.store.info_columns import with_info_columns
 from collector.store.manifest import LONGEST_LINE, MANIFEST, Manifest, read_lines, read_manifest
 from collector.store.safe_folder import PARTIAL, Closable, DatasetError, SafeFolder
 from collector.store.schema import MAX_EXACT_INT, End, LayoutLine, Note, ShardLine
 from collector.store.shard import mismatch, write_shard
-from collector.store.shard_layout import EpisodeLayout, check_spaces, check_whole, columns_of_shard, in_shards, pack
+from collector.store.shard_layout import (
+    EpisodeLayout,
+    check_spaces,
+    check_whole,
+    columns_of_shard,
+    in_columns,
+    in_shards,
+    pack,
+)
+from collector.store.texts import bytes_name, with_encoded_texts
 from vecenv import nest
 from vecenv.arguments import check_mapping
 
@@ -126,6 +136,7 @@ class StoreWriter(Closable):
         - does not end (terminated or truncated) in its last step, or ends in an earlier step,
         - has an infinite or NaN reward or sum of rewards,
         - has other dtypes or shapes than the data set's spaces or earlier episodes,
+        - has an info that does not fit the dtype of earlier infos,
         - has a used number, or a seed or env id out of range.
         """
         several = [episodes] if isinstance(episodes, Episode) else episodes
@@ -136,7 +147,8 @@ class StoreWriter(Closable):
             several = pack(several)
             # `pack` copies all columns except `obs`.
             several = replace(several, obs_parts=[nest.map(np.array, part) for part in several.obs_parts])
-        batch = self._numbered(several)
+        batch = in_columns(self._numbered(several), self._spaces["action_space"])
+        batch = with_info_columns(batch, self._layout)
         layout = EpisodeLayout.of(batch)
         check_whole(batch, layout)
         if self._layout is None:
@@ -149,7 +161,7 @@ class StoreWriter(Closable):
         self._layout = layout
         self._reserve_numbers(batch.episode)
         self._waiting.append(batch)
-        self.waiting_bytes += layout.nbytes(len(batch.reward), len(batch))
+        self.waiting_bytes += batch.nbytes
 
     def _reserve_numbers(self, numbers: np.ndarray) -> None:
         self._used_numbers.update(numbers.tolist())
@@ -207,7 +219,8 @@ class StoreWriter(Closable):
         with self._changing(), self.opened.inside(SHARDS, make=True) as shards:
             name = self._new_name()
             try:
-                files, compressed = write_shard(shards, name, columns_of_shard(layout, batches), self.compress)
+                arrays = with_encoded_texts(columns_of_shard(layout, batches))
+                files, compressed = write_shard(shards, name, arrays, self.compress)
                 line = ShardLine(
                     shard=f"{SHARDS}/{name}",
                     files=files,
@@ -218,6 +231,7 @@ class StoreWriter(Closable):
                     returns=np.concatenate([batch.total_rewards for batch in batches]).tolist(),
                     failed=note.failed,
                     state=note.state,
+                    text_bytes={text: arrays[bytes_name(text)][0].nbytes for text in layout.texts},
                 )
                 self.manifest.append([line] if self.manifest.layout is not None else [layout.line(), line])
             except OSError:
@@ -226,7 +240,7 @@ class StoreWriter(Closable):
                         shards.remove(each)
                 raise
             self._waiting = self._waiting[len(batches) :]
-            self.waiting_bytes = sum(layout.nbytes(len(each.reward), len(each)) for each in self._waiting)
+            self.waiting_bytes = sum(each.nbytes for each in self._waiting)
 
     def _new_name(self) -> str:
         """Return an unused name. A failed commit's name is not reused, because its line may be on the disk."""

@@ -43,7 +43,6 @@ ACTIONS: dict[str, Any] = {
     "multi": spaces.MultiDiscrete([5, 6, 7]),
     "dict": spaces.Dict({"go": spaces.Discrete(5), "at": spaces.Box(-1, 1, (2,), np.float32)}),
     "tuple": spaces.Tuple((spaces.Discrete(5), spaces.Box(-1, 1, (2,), np.float32))),
-    "said": spaces.Tuple((spaces.Text(8), spaces.Box(-1, 1, (2,), np.float32))),
 }
 INFOS = {}, {"t": 1, "x": 0.5}, {"at": np.arange(3)}, {"deep": {"k": [1, "a"]}, "flag": np.bool_(True)}, {"s": "text"}
 

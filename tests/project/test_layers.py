@@ -61,7 +61,6 @@ OPTIONAL = """
     torch: collector/* vecenv/spinning_threads.py vecenv/*/serialization.py vecenv/*/env_probe.py \
         vecenv/*/repeats.py vecenv/running*.py
     tensordict: collector/batch/tensordict_form.py collector/policy/policy_call.py
-    torchrl: collector/device/to_torchrl.py
     ray: vecenv/ray_cluster.py
     stable_baselines3: vecenv/facades/to_sb3.py vecenv/sb3.py
     matplotlib: collector/jobs/dataset_info.py
@@ -70,7 +69,7 @@ OPTIONAL = """
     tyro: collector/__main__.py collector/jobs/commands.py
     yaml: collector/jobs/job_files.py
     imageio imageio_ffmpeg: collector/jobs/replay.py
-    rich: collector/jobs/report.py collector/cluster/cluster_stats.py
+    rich: collector/jobs/report.py
     cv2: vecenv/transforms/*
     minari PIL: collector/store/export/*
     pyarrow: collector/store/export/arrow_*

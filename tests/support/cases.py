@@ -264,8 +264,6 @@ def assert_rows(batch, rows, space):
 
 def described(value):
     """Describe a value, bit for bit, with the types of all its parts."""
-    if isinstance(value, np.ma.MaskedArray):
-        return "masked", described(value.data), described(value.mask)
     if isinstance(value, np.ndarray) and value.dtype == object:
         return "objects", value.shape, [described(part) for part in value.ravel().tolist()]
     if isinstance(value, np.ndarray):

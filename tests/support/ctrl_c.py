@@ -27,13 +27,13 @@ def interrupted(function: Callable[..., Any], first: bool = False) -> Callable[.
 
 
 @contextmanager
-def interrupting(owner: Any, moment: str, first: bool = False) -> Iterator[None]:
+def interrupting(owner: Any, moment: str, first: bool = False) -> Iterator[pytest.ExceptionInfo[KeyboardInterrupt]]:
     """Send a Ctrl-C after the first call of the method, or in place of this call with `first`. It must raise
     KeyboardInterrupt.
     """
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt) as caught:  # noqa: PT012
         patch.setattr(owner, moment, interrupted(getattr(owner, moment), first))
-        yield
+        yield caught
 
 
 def interrupt_at_random(step: Callable[[], Any], check: Callable[[], Any], times: int, longest: float) -> int:

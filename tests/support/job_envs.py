@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import random
@@ -93,11 +92,11 @@ class Counting(gymnasium.Env):
             return float(self._how)
         if self._how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._how in ("hang", "hold"):
+        if self._how == "hang":
             if os.environ.get("HANGS_NO_MORE"):
                 return 0.0
             os.write(1, b"hanging now\n")
-            threading.Event().wait() if self._how == "hang" else hold_the_lock()
+            threading.Event().wait()
         raise OverflowError(f"the episode with the seed {self._seed} cannot be played")
 
     def _observe(self) -> Any:
@@ -105,15 +104,8 @@ class Counting(gymnasium.Env):
         return {"count": np.array([self._seed, self._taken], np.int64), "pose": pose}
 
 
-def hold_the_lock() -> None:
-    """Sleep forever in C with the interpreter lock held. No signal ends the sleep."""
-    mutex = ctypes.create_string_buffer(128)
-    for _ in range(2):
-        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
-
-
 class Words(gymnasium.Env):
-    """Env with observations that are not arrays."""
+    """Env that observes a text."""
 
     observation_space, action_space = spaces.Text(8), spaces.Discrete(2)
 
@@ -136,16 +128,76 @@ class Tiles(Words):
         return {"map": {1: 0, 2: 1}}, 0.0, True, False, {}
 
 
-class Mission(Words):
-    """Env that observes a picture and a text. Its episodes never end."""
+class Lists(Words):
+    """Env whose observations are neither arrays nor texts."""
 
-    observation_space = spaces.Dict({"image": spaces.Box(0, 255, (3,), np.uint8), "mission": spaces.Text(8)})
+    observation_space = spaces.Sequence(spaces.Discrete(2))
+
+
+class Inventory(Words):
+    """Env that observes a picture, a text and a list."""
+
+    observation_space = spaces.Dict(
+        image=spaces.Box(0, 255, (3,), np.uint8), items=spaces.Sequence(spaces.Discrete(2)), mission=spaces.Text(8)
+    )
+
+
+class MissionSpace(gymnasium.Space[str]):
+    """Space of texts, in the form of minigrid 3.2.0: no subclass of Text, without a shape."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=str)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MissionSpace)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Talk(gymnasium.Env):
+    """Env whose observations and actions have a text. Its reward is the length of the text in the action."""
+
+    observation_space = spaces.Dict(mission=MissionSpace(), taken=spaces.Discrete(9))
+    action_space = spaces.Dict(say=spaces.Text(9), move=spaces.Discrete(9))
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
-        return {"image": np.zeros(3, np.uint8), "mission": "go"}, {}
+        super().reset(seed=seed)
+        self._taken = 0
+        return self._observe(), {}
 
     def step(self, action: Any) -> Any:
-        return {"image": np.zeros(3, np.uint8), "mission": "go"}, 0.0, False, False, {}
+        assert type(action["say"]) is str
+        self._taken += 1
+        return self._observe(), float(len(action["say"])), self._taken == 4, False, {}
+
+    def _observe(self) -> Any:
+        return {"mission": "go to the \N{GREEK SMALL LETTER ALPHA}" * self.np_random.integers(3), "taken": self._taken}
+
+
+class Informed(gymnasium.Env):
+    """Env whose infos have numbers, arrays and texts, two of them only in the last of 4 steps."""
+
+    observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        super().reset(seed=seed)
+        self._taken = 0
+        return np.zeros(1, np.float32), {"count": -1, "said": "reset"}
+
+    def step(self, action: Any) -> Any:
+        self._taken += 1
+        last = self._taken == 4
+        info: dict[str, Any] = {"count": self._taken, "half": self._taken / 2, "success": last}
+        info |= {"legal": np.array([self._taken, 0], np.int8), "said": f"step {self._taken}"}
+        info |= {"stats": {"total": 3.0 * self._taken}, **({"verdict": "good", "score": 7.5} if last else {})}
+        return np.full(1, self._taken, np.float32), 1.0, last, False, info
+
+
+def answers(obs: Any) -> list[Any]:
+    return [{"say": mission[:9] or "no", "move": int(taken)} for mission, taken in zip(*obs.values(), strict=True)]
 
 
 class Forgetful(gymnasium.Env):

@@ -22,12 +22,14 @@ class Numbered(gymnasium.Env):
     def __init__(self, number: int, tree: bool = False, breaks_at: int = -1) -> None:
         box = spaces.Box(-1, 10_000, (3,), np.float32)
         self.tree, self.number, self.episode, self.taken, self.breaks_at = tree, number, -1, 0, breaks_at
-        self.observation_space = spaces.Dict({"a": box, "b": spaces.Tuple([spaces.Discrete(99)])}) if tree else box
+        branches = {"a": box, "b": spaces.Tuple([spaces.Discrete(99)]), "c": spaces.Text(20, charset="0123456789 ")}
+        self.observation_space = spaces.Dict(branches) if tree else box
         self.action_space = spaces.Dict({"x": spaces.Discrete(50)}) if tree else spaces.Discrete(50)
 
     def observe(self) -> Any:
         obs = np.array([self.number, self.episode, self.taken], np.float32)
-        return {"a": obs, "b": (np.int64(self.taken),)} if self.tree else obs
+        text = f"{self.number} {self.episode} {self.taken}"
+        return {"a": obs, "b": (np.int64(self.taken),), "c": text} if self.tree else obs
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -69,6 +71,8 @@ def assert_whole(data: Dataset, complete: bool = True) -> dict[tuple[int, int], 
         length = 1 + (env + number) % 4
         assert obs[:, 2].tolist() == list(range(length + 1))
         assert (obs[:, :2] == obs[0, :2]).all()
+        if isinstance(episode.obs, dict) and "c" in episode.obs:
+            assert episode.obs["c"].tolist() == [f"{env} {number} {step}" for step in range(length + 1)]
         action = next(nest.leaves(episode.action))
         assert action.tolist() == episode.reward.tolist()
         assert len(episode) == length

@@ -70,14 +70,6 @@ class HangsAtUnpickle(RaisesAtUnpickle):
     how = "hang"
 
 
-def nested(depth: int = 100_000) -> list[Any]:
-    """Return lists nested too deeply for pickle, which reaches the recursion limit or the end of its stack."""
-    tree: list[Any] = []
-    for _ in range(depth):
-        tree = [tree]
-    return tree
-
-
 class OddInfo(Counter):
     """Env with the result of `make` in the info of step `at`."""
 
@@ -186,13 +178,6 @@ class NoAttributes(Exception):
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"cannot set {name}")
-
-
-class LooksUpAttributes(Exception):
-    """Exception whose `__getattr__` raises KeyError, as if its attributes were the fields of an answer."""
-
-    def __getattr__(self, name: str) -> Any:
-        return {"status": 404}[name]
 
 
 class RaisesWhenRebuilt(Exception):

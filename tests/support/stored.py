@@ -41,6 +41,14 @@ def tree_episode(number: int, /, **changes: Any) -> Episode:
     return episode(number, **{"obs": obs, "action": action, **changes})
 
 
+def text_episode(number: int, /, **changes: Any) -> Episode:
+    """Return an episode with texts of one to four bytes per character, empty ones and null characters among them."""
+    plain = episode(number)
+    words = ["", "go", "\0", "tür", "\N{EURO SIGN}", "\N{GRINNING FACE}" * 3, "x" * 300, "a\0"]
+    said = nest.object_array([words[(number + step) % 8] for step in range(len(plain) + 1)])
+    return episode(number, **{"obs": {"say": said, "x": plain.obs}, "action": said[1:], **changes})
+
+
 TREE_OBS = spaces.Dict(
     {
         "pixels": spaces.Box(0, 255, (36, 40, 3), np.uint8),
@@ -48,6 +56,12 @@ TREE_OBS = spaces.Dict(
     }
 )
 TREE_ACTION = spaces.Dict({"move": spaces.Box(-99, 99, (2,)), "press": ACTION})
+SAYING = spaces.Text(300, min_length=0, charset="gotürxa\0\N{EURO SIGN}\N{GRINNING FACE}")
+SPACES = {
+    episode: (OBS, ACTION),
+    tree_episode: (TREE_OBS, TREE_ACTION),
+    text_episode: (spaces.Dict({"say": SAYING, "x": OBS}), SAYING),
+}
 
 
 def head(**more: Any) -> dict[str, Any]:
@@ -58,7 +72,7 @@ def write(
     folder: Path, shards: Iterable[Iterable[int]] = ((0, 2), (3, 1), (5, 4)), make: Any = episode, **options: Any
 ) -> Path:
     """Write a complete data set with these episode numbers in its shards."""
-    spaces_of = (TREE_OBS, TREE_ACTION) if make is tree_episode else (OBS, ACTION)
+    spaces_of = SPACES.get(make, (OBS, ACTION))
     with StoreWriter(folder, make_head(*spaces_of, job={"env": "Numbers-v0", "seed": 0}), **options) as writer:
         for numbers in shards:
             writer.add([make(number) for number in numbers])

@@ -20,7 +20,6 @@ import pytest
 
 from collector import SyncDataCollector
 from tests.support.backends import FULL
-from tests.support.local_ray import NEAR
 from tests.support.shared_envs import (
     Chain,
     Counted,
@@ -32,7 +31,7 @@ from tests.support.shared_envs import (
     step_env,
     update_often,
 )
-from vecenv import EnvCreator, RayVectorEnv, SharedState, ShmemVectorEnv, WorkerDiedError
+from vecenv import EnvCreator, SharedState, ShmemVectorEnv, WorkerDiedError
 from vecenv.backends.memory import shared_state
 from vecenv.creator import stateful_parts
 from vecenv.testing import CountingEnv
@@ -83,18 +82,9 @@ def test_envs_share_under_every_start_method_and_after_their_worker_was_killed(c
     assert calls_of(creator) == before + 4
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        partial(ShmemVectorEnv, context="forkserver"),
-        pytest.param(partial(RayVectorEnv, **NEAR), marks=pytest.mark.local_ray),
-    ],
-)
-def test_a_worker_gets_more_states_than_one_message_can_carry(make: Any) -> None:
-    creators = [EnvCreator(counted) for _ in range(260)]
-    with make(creators, num_workers=1) as venv:
-        venv.reset()
-    assert [calls_of(creator) for creator in creators] == [1] * 260
+def test_more_states_than_a_worker_can_receive_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"201 EnvCreators with a state each, at most 200 .*: use one EnvCreator"):
+        ShmemVectorEnv([EnvCreator(counted) for _ in range(201)], num_workers=1)
 
 
 @start_methods

@@ -149,9 +149,8 @@ class TestVectorEnvNormObs:
             (BOX, SCRIPT),
             (spaces.Dict({"a": BOX, "b": spaces.Discrete(9)}), [{"a": row, "b": 3} for row in SCRIPT]),
             (spaces.Tuple((BOX, spaces.Discrete(9))), [(row, 3) for row in SCRIPT]),
-            (None, SCRIPT),
         ],
-        ids=["box", "dict", "tuple", "no space"],
+        ids=["box", "dict", "tuple"],
     )
     def test_statistics_can_be_shared_before_the_first_batch(self, space, rows):
         """As in tianshou's examples: make both wrappers, share the statistics, then use the envs."""
@@ -229,11 +228,6 @@ class TestVectorEnvNormObs:
             with pytest.raises(TypeError, match=r"wraps a vector env of vecenv, such as .*NormalizeObservation"):
                 VectorEnvNormObs(what)
         envs.close()
-
-    def test_envs_without_a_space_have_to_return_arrays(self):
-        venv = VectorEnvNormObs(DummyVectorEnv(playing(None, ["a text"])))
-        with venv, pytest.raises(TypeError, match="cannot be stacked, expected arrays of one shape"):
-            venv.reset()
 
     def test_it_takes_anything_with_the_methods(self):
         """Also with a single space for all envs, as a pool has."""

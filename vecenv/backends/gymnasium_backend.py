@@ -24,11 +24,11 @@ from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
 from vecenv.backends.host.env_access import ENV_CALLS, copy_if_possible, is_env
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, make_report
 from vecenv.backends.host.failure import capture
-from vecenv.backends.host.row_writer import Extra, Final, copy_containers, fit, is_exact
+from vecenv.backends.host.row_writer import Extra, Final, copy_containers, fit_tree, is_exact
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
 from vecenv.errors import ClosedError, EnvContractError, ObservationError
-from vecenv.layout import Layout, Leaf
+from vecenv.layout import Layout
 
 Infos = list[dict[str, Any]]
 FINAL_KEYS = [f"{mask}{key}" for key in ("final_obs", "final_observation", "final_info") for mask in ("", "_")]
@@ -122,9 +122,6 @@ class GymnasiumBackend(NativeBackend):
 
     def bind(self, layout: Layout) -> Arena:
         self._row = layout.obs
-        self._batch = nest.map(
-            lambda leaf: Leaf.of(f"a batch of {leaf.path}", (self.env_num, *leaf.shape), leaf.dtype), layout.obs
-        )
         return super().bind(layout)
 
     def encode(
@@ -190,11 +187,11 @@ class GymnasiumBackend(NativeBackend):
         for i in resets.tolist():
             nest.put(actions, i, self.some_action)
         obs, reward, terminated, truncated, found = self.envs.step(actions)
-        nest.put(arena.obs, ..., self._fitted(obs, self._batch))
+        nest.put(arena.obs, ..., self._fitted(obs, (self.env_num,)))
         rewards, ends = np.array(reward, np.float64), dict[str, Any]()
         if self.mode is AutoresetMode.SAME_STEP:
             found, ends = _without_ends(found)
-        infos = self._split(found)
+        infos = nest.split_infos(found, self.env_num)
         rewards[resets] = 0.0
         arena.reward[...] = rewards if rewards.ndim == 1 else 0.0
         arena.terminated[...], arena.truncated[...] = terminated, truncated
@@ -203,22 +200,13 @@ class GymnasiumBackend(NativeBackend):
         ended, finals, last_obs = np.flatnonzero(self.over), dict[int, Final](), dict[int, Any]()
         self.native.check_autoreset(ended if self.mode is AutoresetMode.SAME_STEP else resets, found)
         if len(ended) and self.mode is AutoresetMode.SAME_STEP:
-            self.begun = self._split_ends(ended, infos, self._split(ends), last_obs)
+            self.begun = self._split_ends(ended, infos, nest.split_infos(ends, self.env_num), last_obs)
         if len(ended) and autoreset:
             nest.put(arena.final, ended, nest.take(arena.obs, ended))
             first_infos = self._begin(ended, {})
             for i in ended.tolist():
                 infos[i], finals[i] = first_infos[i], Final(None, copy_containers(infos[i]), last_obs.get(i))
         self._answer(range(self.env_num), infos, rewards if rewards.ndim > 1 else None, finals)
-
-    def _split(self, infos: Mapping[Any, Any]) -> Infos:
-        try:
-            return split_infos(infos, self.env_num)
-        except RecursionError:
-            raise EnvContractError(
-                f"{self.name} returned infos that contain themselves, or are nested too deeply, under one of the keys "
-                f"{[key for key, value in infos.items() if isinstance(value, Mapping)]}: remove it from the infos"
-            ) from None
 
     def _split_ends(self, ended: np.ndarray, infos: Infos, ends: Infos, last_obs: dict[int, Any]) -> tuple[Any, Infos]:
         """In SAME_STEP mode, move last observations of the envs `ended` to their rows, and last infos to `infos`.
@@ -234,7 +222,7 @@ class GymnasiumBackend(NativeBackend):
                     f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
                 )
             last = ends[i][key]
-            nest.put(self.arena.obs, i, self._fitted(last, self._row))
+            nest.put(self.arena.obs, i, self._fitted(last))
             if not is_exact(last, self._row, self._row):
                 last_obs[i] = copy_if_possible(last)
             # Without a final_info, as in AtariVectorEnv, the first info of the next episode is also the last info.
@@ -250,8 +238,9 @@ class GymnasiumBackend(NativeBackend):
             obs, infos = self.begun
         else:
             obs, found = self.envs.reset(**self._reset_arguments(ids, payloads))
-            self.native.note_reset(found)
-            obs, infos, self.was_reset = self._fitted(obs, self._batch), self._split(found), True
+            self.native.record_reset(found)
+            obs, self.was_reset = self._fitted(obs, (self.env_num,)), True
+            infos = nest.split_infos(found, self.env_num)
         nest.put(self.arena.obs, ids, nest.take(obs, ids))
         self.over[ids] = False
         return infos
@@ -268,9 +257,9 @@ class GymnasiumBackend(NativeBackend):
             arguments["seed"] = self.native.seed_argument(seeds, ids.tolist())
         return arguments | ({"options": options} if options else {})
 
-    def _fitted(self, obs: Any, layout: Any) -> Any:
+    def _fitted(self, obs: Any, rows: tuple[int, ...] = ()) -> Any:
         try:
-            return nest.merge(lambda pair: fit(pair[1], pair[0]), [layout, obs])
+            return fit_tree(obs, self._row, rows)
         except ObservationError as error:
             raise ObservationError(
                 f"{self.name} returned an observation that does not fit its space: {error}"
@@ -298,10 +287,7 @@ class GymnasiumBackend(NativeBackend):
             return [True] * len(ids)
         if op in DIRECT and (own := self.own_envs) is not None:
             return [ENV_CALLS[op](own[i], *each) for i, each in zip(ids, args, strict=True)]
-        if op == "wrapper_classes" and hasattr(envs, "call"):
-            # gymnasium writes a wrapped env as <Outer<Inner<Env>>>.
-            values = [text.split("<")[1:-1] for text in envs.call("__str__")]
-        elif op == "get_env_attr":
+        if op == "get_env_attr":
             values = envs.get_attr(name) if hasattr(envs, "get_attr") else [getattr(self.envs, name)] * n
         elif op == "render":
             frames = envs.render(**name)
@@ -361,26 +347,3 @@ def _without_ends(infos: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, A
     """
     ends = {key: infos[key] for key in FINAL_KEYS if key in infos}
     return {key: value for key, value in infos.items() if key not in ends}, ends
-
-
-def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
-    """Split gymnasium's dict of arrays, with a mask `_key` for each `key`, into `n` dicts.
-
-    A value without an entry per env becomes the value of each env.
-
-    >>> split_infos({"a": np.array([1, 2]), "_a": np.array([True, False])}, 2)
-    [{'a': np.int64(1)}, {}]
-    """
-    rows: list[dict[str, Any]] = [{} for _ in range(n)]
-    masks = {f"_{key}" for key in infos}
-    for key, value in infos.items():
-        if key in masks:
-            continue
-        values: Sequence[Any] = split_infos(value, n) if isinstance(value, Mapping) else value
-        shape = (len(values),) if isinstance(values, (list, tuple)) else getattr(values, "shape", ())
-        if tuple(shape[:1]) != (n,):
-            values = [value] * n
-        mask = infos.get(f"_{key}")
-        for i in range(n) if mask is None else np.flatnonzero(mask).tolist():
-            rows[i][key] = values[i]
-    return rows

@@ -31,7 +31,7 @@ from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import WorkerHandle, suspects_of
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.transport import Transport
-from vecenv.backends.worker.round_server import advice
+from vecenv.backends.worker.round_server import RoundServer, advice
 from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerWarnings
 from vecenv.layout import Layout
 from vecenv.portability import IN_ORDER
@@ -47,15 +47,11 @@ class ProcessBackend(Backend):
         self,
         transport: Transport,
         pool: WorkerPool,
-        start_timeout: float,
         step_timeout: float | None = None,
         release_openmp: bool = True,
     ) -> None:
         super().__init__()
         self.pool, self._transport = pool, transport
-        pool.server, pool.start_timeout = transport.server, start_timeout
-        pool.on_frame, pool.on_loss = self._on_frame, self._on_loss
-        pool.announce, pool.notify = transport.announce, transport.notify
         self._watchdog = Watchdog(step_timeout, pool.kill)
         self._ends_spinning = release_openmp
         self._spinning: SpinningThreads | None = None
@@ -89,11 +85,18 @@ class ProcessBackend(Backend):
         self._eager = eager
         if eager:  # answers of other envs end waits early, so check for hangs after each wait
             self._waits = 1
-        self.pool.open(num_workers, n, eager)
+        self.pool.open(self, num_workers, n, eager)
         if self._ends_spinning and not eager and is_enabled():
             self._spinning = SpinningThreads(num_workers)
         self._transport.open(self.pool, n)
-        return self.pool.start(env_fns, self._transport.worker_args)
+        return self.pool.start(env_fns)
+
+    @property
+    def server(self) -> type[RoundServer]:
+        return self._transport.server
+
+    def worker_args(self, worker: WorkerHandle) -> Any:
+        return self._transport.worker_args(worker)
 
     def bind(self, layout: Layout) -> Arena:
         self._setup = pickle.dumps(layout)
@@ -146,7 +149,7 @@ class ProcessBackend(Backend):
         pool = self.pool
         check_at, transport = self._watchdog.start(), self._transport
         try:
-            done = transport.sleeping(done)
+            transport.sleeping()
             while not done():
                 events = pool.events(check_at if deadline is None else min(check_at, deadline))
                 if pool.closing:  # by another thread or a signal handler
@@ -217,14 +220,14 @@ class ProcessBackend(Backend):
             if worker.alive and lost:  # its restart was interrupted
                 pool.kill(worker, None)
             elif not worker.alive and len(lost) < len(worker.ids):
-                self._on_loss(worker)
+                self.on_loss(worker)
         for _, call in self._requests.values():
             call.discarded = True
         self._requests = {}
         self._epoch += 1
         self._unsynced = {worker for worker in pool.workers if worker.alive}
         for worker in list(self._unsynced):
-            counted = worker.line[FRAMES] + 1  # after an interrupt, `announce` may have counted an unsent frame
+            counted = worker.line[FRAMES] + 1  # an interrupt may have left a counted frame unsent
             pool.request(worker, messages.SYNC, self._epoch, counted.to_bytes(8, "little"))
         self._sleep(lambda: not any(worker.alive for worker in self._unsynced), deadline)
         for worker in [worker for worker in self._unsynced if worker.alive]:
@@ -234,7 +237,7 @@ class ProcessBackend(Backend):
         self._answers.extras.clear()
         self.arena.status[...] = opcodes.IDLE
 
-    def _on_frame(self, worker: WorkerHandle, frame: Frame) -> None:
+    def on_frame(self, worker: WorkerHandle, frame: Frame) -> None:
         if frame.kind == messages.SYNCED:
             if frame.number == self._epoch:
                 self._unsynced.discard(worker)
@@ -272,9 +275,9 @@ class ProcessBackend(Backend):
         lost = [i for i in call.ids if i in worker.ids and i in self.lost]
         call.found.update({i: died_failure(i, call.op, self.lost[i]) for i in lost})
 
-    def _on_loss(self, worker: WorkerHandle) -> None:
+    def on_loss(self, worker: WorkerHandle) -> None:
         # If a worker dies before its envs are made, the pool raises.
-        if hasattr(self, "arena") and isinstance(worker.ready, list) and not self.pool.closing:
+        if hasattr(self, "arena") and isinstance(worker.ready, list):
             pending = self._pending(worker)
             self._keep_infos(worker, pending)
             began = worker.line[DOING] in (A_ROUND, SENDING, ELSEWHERE)
@@ -324,15 +327,4 @@ class ProcessBackend(Backend):
         self.pool.end_wait()
 
     def close(self, timeout: float) -> list[str]:
-        pool, transport = self.pool, self._transport
-        problems = pool.close(timeout)
-        # Drop the arena, which lives until the caller drops the last view.
-        vars(self).clear()
-        vars(transport).clear()
-        self.pool, self._transport = pool, transport
-        pool.on_frame = pool.on_loss = pool.announce = pool.notify = _ignore
-        return problems
-
-
-def _ignore(*args: Any) -> None:
-    """Ignore events of a closed pool."""
+        return self.pool.close(timeout)

@@ -67,14 +67,6 @@ class RayTransport(ShmemTransport):
             near = {i: payload for i, payload in payloads.items() if not self._is_remote[i]}
             super().send(ids[~remote], all_ops[~remote], near)
 
-    def announce(self, worker: WorkerHandle) -> None:
-        if worker.on_this_node:
-            super().announce(worker)
-
-    def notify(self, worker: WorkerHandle) -> None:
-        if worker.on_this_node:
-            super().notify(worker)
-
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
         return False if self._any_remote else super().spin(done, last_wait)
 
@@ -87,7 +79,8 @@ class RayBackend(ProcessBackend):
         self, start_timeout: float, step_timeout: float | None, release_openmp: bool = True, **options: Any
     ) -> None:
         self._is_limited = step_timeout is not None
-        super().__init__(RayTransport(), RayPool(step_timeout, **options), start_timeout, step_timeout, release_openmp)
+        pool = RayPool(start_timeout, step_timeout, **options)
+        super().__init__(RayTransport(), pool, step_timeout, release_openmp)
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
         """Return workers that owe answers. Without `step_timeout`, skip remote actors, which report no progress."""

@@ -194,7 +194,6 @@ class ShmemTransport(Transport):
         self._memory_fd = pool.own_fd(anonymous_file("vecenv-arena"))
         self._wakeup = self._new_wakeup(None)
         pool.watch(self._wakeup.read, self._wakeup.clear)
-        self._wakeups: dict[int, Wakeup] = {}
         self._everyone = [self._new_wakeup(b"\1") for _ in range(2)]
         """Two wakeups, used in turn. Each wakes all sleeping workers with one system call (see `Control`)."""
         self._woken = False
@@ -209,15 +208,14 @@ class ShmemTransport(Transport):
     def worker_args(self, worker: WorkerHandle) -> ShmemArgs:
         w, control = worker.index, self._control
         control.rounds[w] = worker.line[FRAMES] = 0
-        if w not in self._wakeups:
-            self._wakeups[w] = self._new_wakeup(control.sleepers[w : w + 1])
-        wakeup = self._wakeups[w]
+        if worker.wakeup is None:
+            worker.wakeup = self._new_wakeup(control.sleepers[w : w + 1])
         control.sleepers[w] = 0
-        wakeup.clear()
+        worker.wakeup.clear()
         return ShmemArgs(
             Descriptor(self._memory_fd),
             Descriptor(self._wakeup.write),
-            Descriptor(wakeup.read),
+            Descriptor(worker.wakeup.read),
             tuple(Descriptor(each.read) for each in self._everyone),
             self._n,
             control.full[0],
@@ -255,32 +253,17 @@ class ShmemTransport(Transport):
             control.rounds[w] += 1
         fence()
         for w in workers:
-            self._wakeups[w].wake()
-
-    def announce(self, worker: WorkerHandle) -> None:
-        # The worker watches this count, not its channel. Count before sending, so that interrupts leave no frame
-        # unread.
-        worker.line[FRAMES] += 1
-
-    def notify(self, worker: WorkerHandle) -> None:
-        fence()
-        self._wakeups[worker.index].wake()
+            self._pool.workers[w].wakeup.wake()
 
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
         return last_wait < LONG_ROUND and self._looking.until(done)
 
-    def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
+    def sleeping(self) -> None:
         self._control.sleepers[self._parent] = 1
-
-        def fenced() -> bool:
-            fence()
-            return done()
-
-        return fenced
+        fence()
 
     def awake(self) -> None:
-        if hasattr(self, "_control"):  # False if `close` was called meanwhile
-            self._control.sleepers[self._parent] = 0
+        self._control.sleepers[self._parent] = 0
 
     def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
         return payload
@@ -292,5 +275,7 @@ class ShmemTransport(Transport):
 
 
 class ShmemBackend(ProcessBackend):
-    def __init__(self, context: str | None = None, affinity: bool = False, **options: Any) -> None:
-        super().__init__(ShmemTransport(), ProcessPool(context, affinity), **options)
+    def __init__(
+        self, start_timeout: float, context: str | None = None, affinity: bool = False, **options: Any
+    ) -> None:
+        super().__init__(ShmemTransport(), ProcessPool(start_timeout, context, affinity), **options)

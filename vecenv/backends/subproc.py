@@ -200,8 +200,10 @@ class SubprocTransport(Transport):
 
 
 class SubprocBackend(ProcessBackend):
-    def __init__(self, context: str | None = None, affinity: bool = False, **options: Any) -> None:
-        super().__init__(SubprocTransport(), ProcessPool(context, affinity), **options)
+    def __init__(
+        self, start_timeout: float, context: str | None = None, affinity: bool = False, **options: Any
+    ) -> None:
+        super().__init__(SubprocTransport(), ProcessPool(start_timeout, context, affinity), **options)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -41,9 +41,8 @@ class Transport(ABC):
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
         """Busy-wait, and return `done()`. May return False without a wait if `last_wait` (seconds) was long."""
 
-    def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
-        """Prepare the parent to sleep. Return the function to check in place of `done`."""
-        return done
+    def sleeping(self) -> None:  # noqa: B027
+        """Prepare the parent to sleep, before it checks for results once more."""
 
     def awake(self) -> None:  # noqa: B027
         """Undo `sleeping`."""
@@ -51,12 +50,6 @@ class Transport(ABC):
     @abstractmethod
     def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
         """Copy rows from an ANSWERS message to the arena. Return the pickled results that do not fit rows."""
-
-    def announce(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Announce a message to a serving worker, before posting it."""
-
-    def notify(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Notify a serving worker of a posted message."""
 
     def resynchronise(self) -> None:  # noqa: B027
         """Reset the transport after an interrupt, when no message is in flight."""

@@ -85,13 +85,9 @@ class Engine:
         """Shape (n, ...) and dtype of actions that need no conversion or check. `None` if no actions qualify."""
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
             self._plain_shape, self._plain_dtype = (n, *layout.action.shape), layout.action.dtype
-        spaced = any(report.observation_space is not None for report in self.reports)
         self.status = EnvStatus(backend, self.recovery, self.mark, self.is_async, strict)
-        self.refuse = self.status.refuse
         self.all_ids = self.status.all_ids
-        self.results = Results(
-            self.arena, layout, self.recovery, self.status, copy=copy, stack_obs=stack_obs, spaced=spaced
-        )
+        self.results = Results(self.arena, layout, self.recovery, self.status, copy=copy, stack_obs=stack_obs)
         self.calls = EnvCalls(backend, self.recovery, self.reports, self.status, self.mark)
         self.statistics = Statistics(n)
         self._saw_end = False
@@ -137,7 +133,7 @@ class Engine:
         except BaseException as error:
             if mark.owner:
                 mark.owner = BROKEN
-            mark.explain(error)
+            self.explain(error)
             raise
         return rows
 
@@ -190,16 +186,26 @@ class Engine:
         """After an interrupted call, discard all results in flight. All envs then need a reset."""
         self.check_open()
         mark = self.mark
-        if mark.owner == BROKEN:
+        if mark.owner != BROKEN:
+            return
+        try:
+            mark.owner = get_ident()
+            self.backend.resynchronise(time.monotonic() + RECOVERY_TIMEOUT)
+            self.status.rounds_in_flight = []
+            self.recovery.record_interrupted(self.all_ids)
             mark.owner = 0
-            self._recover()
+        except BaseException:
+            mark.owner = BROKEN
+            raise
 
-    @is_one_call
-    def _recover(self) -> None:
-        self.mark.owner = get_ident()
-        self.backend.resynchronise(time.monotonic() + RECOVERY_TIMEOUT)
-        self.status.rounds_in_flight = []
-        self.recovery.record_interrupted(self.all_ids)
+    def refuse(self) -> None:
+        """Raise the error of a call while `mark.owner` is set."""
+        self.check_open()
+        self.status.refuse()
+
+    def explain(self, error: BaseException) -> None:
+        """Change the error of a call, or add a note, once `mark.owner` is stored."""
+        self.mark.explain(error, lambda: self.status.unanswered_ids())
 
     def _send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
         begin = perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -23,6 +24,7 @@ class EnvCalls:
     ) -> None:
         self._backend, self._recovery, self._reports, self._status = backend, recovery, reports, status
         self.mark, self.refuse = mark, status.refuse
+        self.explain = partial(mark.explain, unanswered=status.unanswered_ids)
 
     @is_one_call
     def start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:

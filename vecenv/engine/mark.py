@@ -51,8 +51,8 @@ class Mark:
             f"another call waits for this vector env, and {busy}; make the calls one after the other"
         )
 
-    def explain(self, error: BaseException, running: str = "") -> None:
-        """Change or raise the error of a call, after `owner` is stored."""
+    def explain(self, error: BaseException, unanswered: Callable[[], list[int]]) -> None:
+        """Replace the error of a call, or add a note. `unanswered` returns the ids of envs still in the call."""
         if self.closed is not None:
             if isinstance(error, Exception) and not isinstance(error, ClosedError):
                 raise ClosedError(CLOSED_MEANWHILE) from None  # a second thread has closed the vector env
@@ -60,7 +60,8 @@ class Mark:
             if isinstance(error, Warning):  # vecenv warns only while the state is consistent
                 self.owner = 0
             else:
-                add_note(error, f"this exception has ended a call of a vector env: call reset() to go on{running}")
+                busy = f"; it waits for envs {ids}, {RECOVERY_TIMEOUT:g} s at most" if (ids := unanswered()) else ""
+                add_note(error, f"a call of a vector env has ended early: call reset() to go on{busy}")
 
     def await_end(self, timeout: float) -> None:
         """Wait for the end of a call in a different thread."""
@@ -83,7 +84,7 @@ def is_one_call(method: Callable[..., Result]) -> Callable[..., Result]:
         except BaseException as error:
             if mark.owner:
                 mark.owner = BROKEN
-            mark.explain(error)
+            self.explain(error)
             raise
         return result
 

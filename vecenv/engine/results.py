@@ -6,20 +6,20 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from vecenv import nest
 from vecenv.backends.backend import NO_EXTRAS, Taken, WorkerInfo
-from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import NO_EXTRA, Extra, Final, wrong_reward_shape
 from vecenv.backends.memory.arena import Arena
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.status import EnvStatus
 from vecenv.errors import Partial, is_bystander
-from vecenv.layout import Layout, ObjectLeaf
+from vecenv.layout import Layout
 
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
@@ -27,11 +27,11 @@ StepById = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str,
 """(obs, rew, terminated, truncated, non-empty infos by env id)"""
 
 
-class Results:
-    """Builder of the batches that an engine returns (copies, or views of the arena).
+FAILURE_OF = attrgetter("failure")
 
-    `spaced` is False if no env has an observation space. Observations are then stacked until their shapes first differ.
-    """
+
+class Results:
+    """Builder of the batches that an engine returns (copies, or views of the arena)."""
 
     def __init__(
         self,
@@ -42,7 +42,6 @@ class Results:
         *,
         copy: bool,
         stack_obs: bool,
-        spaced: bool,
     ) -> None:
         self._arena, self._recovery, self._env_status = arena, recovery, status
         self.copies = copy
@@ -50,9 +49,8 @@ class Results:
         self.infos = ReturnedInfos(arena, self._all)
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
-        self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
-        self._obs_array = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
-        self._has_views = not (self._objects or self.splits or self._unspaced)
+        self._obs_array = arena.obs if isinstance(arena.obs, np.ndarray) else None
+        self._has_views = not (self._objects or self.splits)
         """True if a batch of all envs has the arena's observation arrays, or copies of them."""
         self._copied_columns: tuple[np.ndarray, ...] | None = None
         """Arrays whose copies are a batch of all envs. `None` without `copy`, or if a batch needs more than copies."""
@@ -61,10 +59,6 @@ class Results:
         self._reward_shape: tuple[int, ...] | None = None
         self.checks_scalars = True
         """True if scalar rewards need a check, because the first reward is unknown or was a vector."""
-        self._row_shape: tuple[int, ...] | None = None
-        self._ragged = False
-        self.repeats_objects = recovery.absorbs
-        """True if objects in observations are copied, because on_error="restart" repeats an object in two batches."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
         return *self._columns(ids, taken.extras), self.infos.rows(asked, taken)
@@ -95,27 +89,13 @@ class Results:
             return self._rows(self._obs_array, ids)
         if self.splits:
             ids_list = self._all if ids is None else ids.tolist()
-            row = partial(_row, owns_objects=self.repeats_objects)
-            return nest.object_array([nest.map(partial(row, i=i), self._arena.obs) for i in ids_list])
-        if self._unspaced:
-            return self._stack_if_even(self._rows(self._arena.obs, ids))
+            return nest.object_array([nest.map(partial(_row, i=i), self._arena.obs) for i in ids_list])
         return nest.map(lambda leaf: self._rows(leaf, ids), self._arena.obs)
 
     def _rows(self, leaf: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
-        if leaf.dtype == object and self.repeats_objects:
-            return copy_objects(leaf if ids is None else leaf[ids])
         if ids is not None:
             return leaf[ids]
         return leaf.copy() if self.copies else leaf
-
-    def _stack_if_even(self, values: np.ndarray) -> np.ndarray:
-        if not self._ragged:
-            for value in values:
-                shape = np.shape(value) if isinstance(value, (np.ndarray, np.generic, int, float)) else None
-                if self._row_shape is None:
-                    self._row_shape = shape
-                self._ragged = self._ragged or shape is None or shape != self._row_shape
-        return values if self._ragged else np.stack([np.asarray(value) for value in values])
 
     def rew(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> np.ndarray:
         """Return rewards with the shape (k,), or (k, ...) for vector rewards. A reset env has reward 0."""
@@ -166,7 +146,7 @@ class Results:
         extras = taken.extras
         recovery.record_lost()
         failed = []
-        if extras and (rows or any(extra.failure is not None for extra in extras.values())):
+        if extras and (rows or any(map(FAILURE_OF, extras.values()))):
             failed = recovery.absorb_failures(extras, rows)
         if self._env_status.strict:
             self._env_status.record_ends(ids, taken, self._arena)
@@ -194,15 +174,9 @@ class Results:
         raise errors[first]
 
 
-def copy_objects(leaf: np.ndarray) -> np.ndarray:
-    return nest.object_array([copy_if_possible(value) for value in leaf]) if leaf.dtype == object else leaf.copy()
-
-
-def _row(leaf: np.ndarray, i: int, owns_objects: bool = False) -> Any:
+def _row(leaf: np.ndarray, i: int) -> Any:
     row = leaf[i]
-    if leaf.dtype == object:
-        return copy_if_possible(row) if owns_objects else row
-    return row.copy() if isinstance(row, np.ndarray) else row
+    return row.copy() if isinstance(row, np.ndarray) and leaf.dtype != object else row
 
 
 COPIES = np.frompyfunc(dict.copy, 1, 1)

@@ -50,6 +50,10 @@ class EnvStatus:
         busy = self._busy_ids()
         self._mark.refuse(f"env {busy[0]} is still stepping" if busy else "has not ended")
 
+    def unanswered_ids(self) -> list[int]:
+        raw = self.bytes.tobytes()
+        return [i for i in self.all_ids if opcodes.IDLE < raw[i] < opcodes.DONE]
+
     def enough(self, need: int) -> Callable[[], bool]:
         status, all_done = self.bytes, self._all_done
 

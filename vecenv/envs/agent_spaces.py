@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.actions import batch_actions, cast_numbers, is_sample, rows_of_objects
+from vecenv.actions import batch_actions
 from vecenv.errors import EnvContractError
 from vecenv.layout import Leaf, space_tree
 
@@ -165,7 +165,12 @@ class AgentActions:
         self._single = single
         self._check_legal = check_legal
         self._layouts = {agent: space_tree(space, "action") for agent, space in known.action.items()}
-        self._all_arrays = is_arrays(self._layouts)
+        for agent, layout in self._layouts.items():
+            if not all(isinstance(leaf, Leaf) for leaf in nest.leaves(layout)):
+                raise TypeError(
+                    f"the action space of agent {agent!r} is {known.action[agent]}, expected a space of arrays: Box, "
+                    "Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these"
+                )
         self._acts = np.zeros((num_envs, len(known.agents)), dtype=np.bool_)
         """Mask (num_envs, num_agents) of the agents that act next. All False for an env that needs a reset."""
         self._masks: Any = None
@@ -184,7 +189,7 @@ class AgentActions:
         self._acts[ids] = False
 
     def batch(self, actions: Any, ids: np.ndarray) -> Any:
-        """Check the actions for the envs `ids`. Return arrays, or a list with one per env. Missing agents get zeros."""
+        """Check the actions for the envs `ids`. Return a tree of arrays. Missing agents get zeros."""
         acting, asked = self._acts[ids], ids.tolist()
         if self._single:
             batch = _batch_of_agent(actions, asked, self._layouts[self._known.agents[0]], "action of the agent to move")
@@ -200,7 +205,7 @@ class AgentActions:
             for row, j in np.argwhere(acting).tolist():
                 agent = self._known.agents[j]
                 self._check_one(nest.take(batch if self._single else batch[agent], row), agent, asked[row])
-        return batch if self._all_arrays else [nest.take(batch, row) for row in range(len(asked))]
+        return batch
 
     def _check_agents(self, actions: Any, asked: list[int], acting: np.ndarray) -> None:
         agents = self._known.agents
@@ -232,15 +237,9 @@ class AgentActions:
 
 def _batch_of_agent(batch: Any, asked: list[int], layout: Any, path: str) -> Any:
     try:
-        if not is_arrays(layout):
-            rows = batch_actions(rows_of_objects(batch, asked, layout), asked, None)
-            return [cast_numbers(row, layout, i) for i, row in zip(asked, rows, strict=True)]
-        is_nested = not isinstance(layout, Leaf)
-        if is_nested and isinstance(batch, list) and all(is_sample(each, layout) for each in batch):
-            by_env = batch_actions(batch, asked, layout)
-            if not isinstance(by_env, list):
-                return by_env
-        fitting = batch_actions({path: batch}, asked, {path: layout})  # a bare tuple could be one action per env
+        # A bare tuple could be one action per env, and a list could be taken for a tuple of batches.
+        is_tree = isinstance(layout, Leaf) or not isinstance(batch, list)
+        fitting = batch_actions({path: batch}, asked, {path: layout}) if is_tree else None
     except (ValueError, TypeError) as error:
         raise type(error)(f"{path}: {error}") from None
     if isinstance(fitting, dict):
@@ -249,7 +248,3 @@ def _batch_of_agent(batch: Any, asked: list[int], layout: Any, path: str) -> Any
         raise TypeError(f"{path} for envs {asked} cannot be cast to {layout.dtype.name}: {batch!r}")
     keys = list(layout) if isinstance(layout, dict) else list(range(len(layout)))
     raise ValueError(f"{path} for envs {asked} must be a {type(layout).__name__} of batches {keys}, got {batch!r}")
-
-
-def is_arrays(layout: Any) -> bool:
-    return all(isinstance(leaf, Leaf) for leaf in nest.leaves(layout))

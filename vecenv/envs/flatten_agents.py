@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space
 
 from vecenv import nest
-from vecenv.envs.agent_spaces import is_arrays
 from vecenv.envs.gymnasium_arguments import as_seeds, split_options
 from vecenv.envs.pettingzoo_vector import ParallelVectorEnv
-from vecenv.layout import space_tree
 
 
 def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_in_obs: bool = False) -> FlattenedAgents:
@@ -76,7 +74,6 @@ class FlattenedAgents(VectorEnv):
             self.single_observation_space = spaces.Dict(parts)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._takes_arrays = is_arrays(space_tree(self.single_action_space, "action"))
         self.metadata, self.autoreset_mode = dict(env.metadata), env.autoreset_mode
         self.render_mode = env.render_mode
         self.spec = None
@@ -160,13 +157,6 @@ class FlattenedAgents(VectorEnv):
         return np.flatnonzero(rows[:, 0])
 
     def _by_agent(self, actions: Any) -> dict[Any, Any]:
-        if not self._takes_arrays:
-            rows = list(actions if isinstance(actions, list) else iterate(self.action_space, actions))
-            if len(rows) != self.num_envs:
-                raise ValueError(
-                    f"got {len(rows)} actions for {self.num_envs} rows: pass one for each agent of each env"
-                )
-            return {agent: rows[j :: len(self._agents)] for j, agent in enumerate(self._agents)}
         if not isinstance(self.single_action_space, (spaces.Dict, spaces.Tuple)):
             actions = np.asarray(actions)
         batch = nest.map(self._by_env, actions)

@@ -47,9 +47,9 @@ class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
         env: an env, in place of `env_name`.
         kwargs: arguments of `gymnasium.make`.
 
-    Raises ValueError if `frame_skip` is not a positive integer or contradicts the env, or if the env cannot render.
-    Raises TypeError for both or neither of `env_name` and `env`, and for `kwargs` with an env. Raises ImportError for
-    an Atari env without ale-py.
+    Raises ValueError if `frame_skip` is below 1 or contradicts the env, or if the env cannot render. Raises TypeError
+    for a `frame_skip` that is not an integer, for both or neither of `env_name` and `env`, and for `kwargs` with an
+    env. Raises ImportError for an Atari env without ale-py.
 
     >>> env = GymEnv("Pendulum-v1", frame_skip=4)
     >>> obs, info = env.reset(seed=0)
@@ -182,8 +182,6 @@ class SkipFrames(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        if isinstance(reward, np.ndarray):  # the env may overwrite it in the next step
-            reward = reward.copy()
         for _ in range(self.repeats - 1):
             if terminated or truncated:
                 break
@@ -193,12 +191,7 @@ class SkipFrames(gymnasium.Wrapper):
 
 
 def check_frame_skip(frame_skip: Any) -> int:
-    if frame_skip is None:
-        return 1
-    try:
-        return check_count("frame_skip", frame_skip)
-    except (TypeError, ValueError):
-        raise ValueError(f"frame_skip must be an integer of at least 1 or None, got {frame_skip!r}") from None
+    return 1 if frame_skip is None else check_count("frame_skip", frame_skip)
 
 
 def skip_frames(env: Env, frame_skip: int | None) -> Env:

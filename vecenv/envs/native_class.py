@@ -74,8 +74,8 @@ class NativeClass:
         is_one = not self.resets_by_id or list(seeds) == list(range(first, first + self._num_envs))
         return first if is_one else list(seeds)
 
-    def note_reset(self, infos: Mapping[str, Any]) -> None:
-        """Note the infos of a reset for `check_autoreset`."""
+    def record_reset(self, infos: Mapping[str, Any]) -> None:
+        """Record the infos of a reset for `check_autoreset`."""
         if self._is_ale and "episode_frame_number" in infos:  # a wrapper may remove it
             self._restarts = _restarts(infos)
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.arguments import check_options, next_seed
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
-from vecenv.engine.results import Results, Step, StepById, copy_objects
+from vecenv.engine.results import Results, Step, StepById
 from vecenv.wrappers import VectorEnvWrapper, resets_in_step
 
-Restore = Callable[[Any], Any]
 NOT_OFFERED = {
     "wait_num": "all envs step together here; use a vecenv class directly, whose step returns the ready envs",
     "timeout": "all envs step together here; step_timeout limits a step of an env, step_wait(timeout) limits a wait",
@@ -33,13 +31,13 @@ class Driver:
     As in gymnasium and SB3, actions are not cast, and envs in this process share objects with the caller.
 
     If `venv` returns views of its memory, results are copied, because the next step would overwrite the views. With
-    `copy=False`, observations stay views. With `repeats_objects`, each batch has copies of object observations.
+    `copy=False`, observations stay views.
 
     `engine` is `None` if `venv` is a wrapper, or a subclass that overrides `reset`, `step`, `send` or `recv`.
     """
 
-    def __init__(self, venv: Any, copy: bool = True, repeats_objects: bool = False) -> None:
-        self._venv, self._copies_obs, self._repeats_objects = venv, copy, repeats_objects
+    def __init__(self, venv: Any, copy: bool = True) -> None:
+        self._venv, self._copies_obs = venv, copy
         self.use_engine()
         engine = getattr(venv, "engine", None)
         self.has_views = engine is not None and not engine.results.copies
@@ -48,7 +46,6 @@ class Driver:
         """True if a step can also reset ended envs."""
         self._receives = overrides_nothing(venv, "recv")
         self._ids = range(len(venv))
-        self._as_ints = int_restorer(venv.observation_space[0])
 
     def use_engine(self) -> None:
         """Use the current engine. A lazy vector env makes a new engine at each start."""
@@ -56,7 +53,6 @@ class Driver:
         engine = getattr(self._venv, "engine", None)  # a wrapper returns the engine of its venv
         if engine is not None and not engine.closed:
             engine.actions.casts = engine.backend.copies = False
-            engine.results.repeats_objects |= self._repeats_objects
 
     @property
     def processes(self) -> list[Any]:
@@ -115,7 +111,7 @@ class Driver:
         row, returned = self._venv.engine.results.infos.final_obs.get(i, (None, None)) if is_ours else (None, None)
         if row is last_obs:
             return row if returned is None else returned
-        return last_obs if self._as_ints is None else self._as_ints(last_obs)
+        return last_obs
 
     def _restore_infos(self, ids: Sequence[int], infos: Sequence[dict[str, Any]]) -> None:
         """Remove the `env_id` that vecenv adds, and restore the env's own entry of this name."""
@@ -168,13 +164,11 @@ class EpisodeTracker:
         if self._stored_obs is None:
             n = len(self.over)
             self._stored_obs = nest.map(lambda leaf: np.zeros((n, *leaf.shape[1:]), leaf.dtype), obs)
-        nest.put(
-            self._stored_obs, ids, nest.map(lambda leaf: copy_objects(leaf) if leaf.dtype == object else leaf, obs)
-        )
+        nest.put(self._stored_obs, ids, obs)
 
     def latest_obs(self) -> Any:
         """Return the latest observations of all envs, copied unless the vector env returns views."""
-        return nest.map(copy_objects, self._stored_obs) if self._stores_obs else self._venv.engine.results.obs(None, {})
+        return nest.map(np.copy, self._stored_obs) if self._stores_obs else self._venv.engine.results.obs(None, {})
 
     def seeds_for(self, ids: Sequence[int], given: Sequence[int | None] | None = None) -> dict[str, list[int | None]]:
         if not self._seeded:
@@ -215,10 +209,9 @@ class EndedStep:
 
     `last_obs` and `last_infos` belong to these episodes. Observations and infos in `step` begin the next episodes.
     Unless `were_reset`, the step did not reset these envs: reset the envs `not_reset`, and pass the results to `begin`.
-    `restore` is the `int_restorer` of the observation space.
     """
 
-    def __init__(self, step: StepById, ids: Sequence[int], were_reset: bool, restore: Restore | None) -> None:
+    def __init__(self, step: StepById, ids: Sequence[int], were_reset: bool) -> None:
         self.ids, self.not_reset = ids, () if were_reset else ids
         obs, rew, terminated, truncated, by_id = step
         self.infos = infos = dict(by_id.items())
@@ -227,8 +220,7 @@ class EndedStep:
             self.last_obs = [infos[i].pop("final_obs") for i in ids]
             self.last_infos = [infos[i].pop("final_info") for i in ids]
             return
-        rows = [_copied_row(obs, i) for i in ids]
-        self.last_obs = rows if restore is None else list(map(restore, rows))
+        self.last_obs = [_copied_row(obs, i) for i in ids]
         self.last_infos = [infos.get(i, {}) for i in ids]
 
     def begin(self, first_obs: Any, first_infos: Mapping[int, dict[str, Any]]) -> None:
@@ -238,36 +230,6 @@ class EndedStep:
 
 def _copied_row(obs: Any, i: int) -> Any:
     return nest.map(lambda leaf: leaf[i].copy() if leaf.dtype != object else leaf[i], obs)
-
-
-def int_restorer(space: Any) -> Restore | None:
-    """Return a function that restores the Python ints of Discrete spaces, which are int64 in a batch.
-
-    Return `None` if the space has no Discrete part of dtype int64.
-
-    >>> restore = int_restorer(spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 1))))
-    >>> restore((np.int64(2), np.float32(0.5)))
-    (2, np.float32(0.5))
-    """
-    if isinstance(space, spaces.Discrete):
-        return _as_int if space.dtype == np.int64 else None
-    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return None
-    children: dict[Any, Any] = dict(space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces))
-    found = {key: restore for key, child in children.items() if (restore := int_restorer(child))}
-
-    def restore_parts(obs: Any) -> Any:
-        if isinstance(space, spaces.Dict) and isinstance(obs, dict):
-            return {key: found[key](part) if key in found else part for key, part in obs.items()}
-        if isinstance(space, spaces.Tuple) and isinstance(obs, tuple) and len(obs) == len(children):
-            return tuple(found[i](part) if i in found else part for i, part in enumerate(obs))
-        return obs
-
-    return restore_parts if found else None
-
-
-def _as_int(value: Any) -> Any:
-    return int(value) if value.__class__ is np.int64 else value
 
 
 def check_facade_options(facade: type[Any], kind: type[Any], options: Mapping[str, Any], **not_offered: str) -> None:

@@ -28,7 +28,7 @@ from vecenv.facades.batched_spaces import (
     split_actions,
     takes_arrays,
 )
-from vecenv.facades.driver import Driver, EndedStep, EpisodeTracker, check_resets, int_restorer
+from vecenv.facades.driver import Driver, EndedStep, EpisodeTracker, check_resets
 from vecenv.facades.vector_infos import batch_infos, ended_infos
 from vecenv.wrappers import check_send_and_recv
 
@@ -112,14 +112,13 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self.action_space, self.single_action_space = action_spaces(venv.action_space)
         self.venv = venv  # after all checks, because `close` also closes `self.venv`
         self.mark = mark_of(venv)
-        self._driver = Driver(venv, copy, repeats_objects=True)  # `latest_obs` repeats earlier objects
+        self._driver = Driver(venv, copy)
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
         self._takes_arrays = takes_arrays(self.action_space, self.single_action_space)
         self._is_tree = is_tree_of_arrays(self.single_observation_space)
         self._join = row_joiner(self.single_observation_space, self.num_envs)
         self._reused = None if copy or self._is_tree else empty_batch(self.single_observation_space, self.num_envs)
-        self._as_ints = int_restorer(self.single_observation_space)
         # With `seed_episodes`, a second round resets the ended envs with their seeds.
         self._resets_in_step = (
             self.autoreset_mode is AutoresetMode.SAME_STEP and not seed_episodes and self._driver.autoresets
@@ -246,7 +245,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def _end_episodes(self, step: StepById, deadline: float | None) -> GymnasiumStep:
         episodes = self._episodes
         ids = episodes.ended
-        ended = EndedStep(step, ids, self._resets_in_step, self._as_ints)
+        ended = EndedStep(step, ids, self._resets_in_step)
         if self._resets_in_step:
             episodes.record(ids, False)
             episodes.begin(ids, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeGuard
 
@@ -22,7 +22,7 @@ from vecenv.engine.mark import BROKEN, Layer, is_layer_call, mark_of
 from vecenv.engine.results import StepById
 from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
-from vecenv.facades.driver import Driver, EndedStep, check_resets, int_restorer
+from vecenv.facades.driver import Driver, EndedStep, check_resets
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 
 try:
@@ -80,7 +80,6 @@ class SB3VecEnv(Layer, VecEnv):
         self._pending = False
         super().__init__(self.venv.env_num, self.venv.observation_space[0], self.venv.action_space[0])
         self.metadata = dict(self.venv.metadata[0] or {})
-        self._as_ints = int_restorer(self.observation_space)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.venv!r})"
@@ -157,7 +156,7 @@ class SB3VecEnv(Layer, VecEnv):
         return obs, rewards.astype(np.float32), dones, infos
 
     def _end_episodes(self, step: StepById, ids: list[int], infos: list[dict[str, Any]]) -> None:
-        ended = EndedStep(step, ids, self._resets_in_step, self._as_ints)
+        ended = EndedStep(step, ids, self._resets_in_step)
         if ended.not_reset:
             first_obs, first_infos = self._driver.reset(ended.not_reset)
             ended.begin(first_obs, dict(zip(ended.not_reset, first_infos, strict=True)))
@@ -232,7 +231,7 @@ class SB3VecEnv(Layer, VecEnv):
         return all(self._ask(None, "has_attr", attr_name))
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of the envs `indices`, twice for a repeated index. Return a result per index."""
+        """Call a method of the envs `indices`, once per env. Return a result per index."""
         if isinstance(caller := self._driver.call_target(), Engine):
             return self._ask(indices, "call", method_name, method_args, method_kwargs)
         if "id" in method_kwargs:
@@ -242,12 +241,10 @@ class SB3VecEnv(Layer, VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
         """Return for each env whether it has a wrapper of this class or a subclass.
 
-        For a gymnasium VectorEnv, only class names may be known. A name that several wrapper classes share is ignored.
+        False if the envs are in processes of gymnasium's AsyncVectorEnv.
         """
-        names = {f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"}
-        names |= {cls.__name__ for cls in _family(wrapper_class)}
-        names -= {cls.__name__ for cls in _family(gymnasium.Wrapper) if not issubclass(cls, wrapper_class)}
-        return [not names.isdisjoint(found) for found in self._ask(indices, "wrapper_classes")]
+        name = f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"
+        return [name in found for found in self._ask(indices, "wrapper_classes")]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """Return an image per env. Warn and return a list of None unless `render_mode` is "rgb_array"."""
@@ -263,14 +260,9 @@ class SB3VecEnv(Layer, VecEnv):
 
     def _each(self, indices: Any, call: Callable[[list[int]], list[Any]]) -> list[Any]:
         ids = self._ids(indices)
-        values, left = [None] * len(ids), list(range(len(ids)))
-        while left:
-            place = {ids[at]: at for at in reversed(left)}  # first position of each env
-            asked = sorted(place, key=place.__getitem__)
-            for i, value in zip(asked, call(asked), strict=True):
-                values[place[i]] = value
-            left = [at for at in left if place[ids[at]] != at]
-        return values
+        asked = list(dict.fromkeys(ids))
+        values = dict(zip(asked, call(asked), strict=True)) if asked else {}
+        return [values[i] for i in ids]
 
     def _ids(self, indices: Any) -> list[int]:
         self._check_idle()
@@ -308,8 +300,6 @@ def _checked(venv: Any) -> BaseVectorEnv:
     for name in ("observation_space", "action_space"):
         found = getattr(venv, name)
         for i, space in enumerate(found):
-            if space is None:
-                raise ValueError(f"SB3 needs an {name}, but env {i} has no {name}")
             if space != found[0]:
                 raise ValueError(
                     f"SB3 needs envs with equal spaces: the {name} is {space} in env {i}, but {found[0]} in env 0"
@@ -333,9 +323,3 @@ def _is_plain(info: dict[str, Any]) -> bool:
 def _own(leaf: np.ndarray) -> np.ndarray:
     """Copy a view, because the next step would overwrite it."""
     return leaf if leaf.flags.owndata else leaf.copy()
-
-
-def _family(cls: type[Any]) -> Iterator[type[Any]]:
-    yield cls
-    for child in cls.__subclasses__():
-        yield from _family(child)

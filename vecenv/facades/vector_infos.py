@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vecenv.backends.memory.infos import SCALARS, InfoColumns
-from vecenv.errors import EnvContractError
 from vecenv.facades.driver import EndedStep
 
 
@@ -18,29 +17,12 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
     `rows` are pairs (env id, info). As in gymnasium's `VectorEnv._add_info`, numbers and arrays are stacked, dicts are
     batched recursively, and other values and `final_obs` get an object array. If types differ, the array has a dtype
     that holds all values unchanged. Without such a dtype, or if shapes differ, the dtype is object. Envs without the
-    key have 0, False or `None`. Raises `EnvContractError` for infos that contain themselves.
+    key have 0, False or `None`.
 
     >>> vector_infos([(0, {"lives": 3}), (2, {"lives": 2.5})], 3)
     {'lives': array([3. , 0. , 2.5]), '_lives': array([ True, False,  True])}
     """
     rows = list(rows)
-    try:
-        return _vector_infos(rows, n)
-    except RecursionError:
-        pass
-    for i, info in rows:
-        for key, value in info.items():
-            try:
-                _vector_infos([(i, {key: value})], n)
-            except RecursionError:
-                raise EnvContractError(
-                    f"env {i} returned an info with a value of {key!r} that contains itself or is nested too deeply, "
-                    "so it cannot be batched: remove it from the info"
-                ) from None
-    raise EnvContractError("infos are nested too deeply, so they cannot be batched")
-
-
-def _vector_infos(rows: Sequence[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
     if not rows:
         return {}
     ids, infos = zip(*rows, strict=True)
@@ -52,10 +34,8 @@ def _batched(ids: Sequence[int], infos: Sequence[Mapping[Any, Any]], n: int, mas
         return _infos_with_other_keys(zip(ids, infos, strict=True), n)
     # Fast path for equal keys.
     batch: dict[Any, Any] = {}
-    keys, is_whole = infos[0].keys(), len(ids) == n
+    keys, is_whole = infos[0], len(ids) == n
     for key, values in zip(keys, zip(*[info.values() for info in infos], strict=True), strict=True):
-        if key.__class__ is str and key[:1] == "_" and key[1:] in keys:  # see _is_mask_of_another
-            continue
         kind = values[0].__class__
         column: Any = None
         if key == "final_obs":
@@ -106,20 +86,18 @@ def _infos_with_other_keys(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int
             column[1].append(value)
     infos: dict[Any, Any] = {}
     for key, (ids, values) in columns.items():
-        if not _is_mask_of_another(key, columns):
-            infos[key] = object_column(ids, values, n) if key == "final_obs" else _column(ids, values, n)
-            infos[f"_{key}"] = _mask(ids, n)
+        infos[key] = object_column(ids, values, n) if key == "final_obs" else _column(ids, values, n)
+        infos[f"_{key}"] = _mask(ids, n)
     return infos
 
 
 def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any]:
     if not isinstance(infos, InfoColumns):
         return vector_infos(infos.items(), n)
-    keys = infos.schema.keys
-    if "final_obs" in keys or any(_is_mask_of_another(key, keys) for key in keys):
+    if "final_obs" in infos.schema.keys:
         return vector_infos(infos.items(), n)
     batch: dict[Any, Any] = {}
-    for key, kind, values in zip(keys, infos.schema.kinds, infos.columns, strict=True):
+    for key, kind, values in zip(infos.schema.keys, infos.schema.kinds, infos.columns, strict=True):
         mask = _mask(infos.ids, n)
         if kind is np.bool_:
             column = object_column(infos.ids, list(values), n)
@@ -161,15 +139,10 @@ def _mask(ids: Sequence[int], n: int) -> np.ndarray:
     return mask
 
 
-def _is_mask_of_another(key: Any, columns: Collection[Any]) -> bool:
-    """Return True for `_x` if there is a key `x`, whose mask replaces the env's own `_x`."""
-    return key.__class__ is str and key[:1] == "_" and key[1:] in columns
-
-
 def _column(ids: Sequence[int], values: Sequence[Any], n: int) -> Any:
     kinds = set(map(type, values))
     if all(issubclass(kind, dict) for kind in kinds):
-        return _vector_infos(list(zip(ids, values, strict=True)), n)
+        return _batched(ids, values, n, _mask(ids, n))
     if all(kind in (int, float, bool) or issubclass(kind, np.number) for kind in kinds):
         column = _typed_column((), kinds, ids, values, n)
     elif all(issubclass(kind, np.ndarray) for kind in kinds) and len({value.shape for value in values}) == 1:

@@ -12,7 +12,7 @@ from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.errors import VectorEnvError, WorkerTimeoutError
 from vecenv.testing import env_probe
 from vecenv.testing.env_probe import EnvCosts, EnvProbe, Trace
-from vecenv.tuning.repeats import value_difference
+from vecenv.tuning.repeats import first_difference
 from vecenv.venvs import ShmemVectorEnv
 
 MARKS = {True: "ok", False: "FAIL", None: "note"}
@@ -181,11 +181,9 @@ def _difference(one: Trace, other: Trace | str, field: str = "values") -> tuple[
     """Return the episode and a description of the first difference, or (-1, "") if there is none."""
     if isinstance(other, str):
         return 0, other
-    for a, b in zip(one.records, other.records, strict=False):
-        left, right = getattr(a, field), getattr(b, field)
-        for key in {**left, **right}:
-            if found := value_difference(left.get(key, "missing"), right.get(key, "missing")):
-                place, mine, theirs = found
-                where = f"step {a.step}" if a.step else "the reset"
-                return a.episode, f"{where} of episode {a.episode} differs: {key}{place}: {mine} and {theirs}"
-    return -1, ""
+    found = first_difference(*([getattr(record, field) for record in trace.records] for trace in (one, other)))
+    if found is None:
+        return -1, ""
+    episode, step, *_ = one.records[found.row]
+    where = f"step {step}" if step else "the reset"
+    return episode, f"{where} of episode {episode} differs: {found.name}: {found.one} and {found.other}"

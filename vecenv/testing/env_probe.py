@@ -27,7 +27,7 @@ from vecenv.backends.host.row_writer import REWARD_TYPES
 from vecenv.errors import VectorEnvError
 from vecenv.portability import system_file
 from vecenv.random_actions import sample_action
-from vecenv.tuning.repeats import name_of, with_equal_nans
+from vecenv.tuning.repeats import Row, flatten, with_equal_nans
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv
 
 LONGEST_ARRAY = 1024
@@ -40,12 +40,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.
 
 
 class Record(NamedTuple):
-    """Result of a reset (`step` 0) or step: values by path, such as "obs['position']"."""
+    """Result of a reset (`step` 0) or step."""
 
     episode: int
     step: int
-    values: dict[str, Any]
-    info: dict[str, Any]
+    values: Row
+    info: Row
 
 
 class Trace(NamedTuple):
@@ -181,7 +181,7 @@ class _Player:
 class _WatchedEnv:
     """Env that records the results and effects of another env."""
 
-    last: tuple[dict[str, Any], dict[str, Any]]
+    last: tuple[Row, Row]
     """Values and info of the last result, as in `Record`."""
 
     def __init__(self, env: Any, findings: dict[str, list[str]]) -> None:
@@ -208,7 +208,7 @@ class _WatchedEnv:
         named = dict(zip(names, result, strict=True))
         info = named.pop("info")
         info = info if isinstance(info, Mapping) else {}
-        self.last = flatten(named), {f"info[{key!r}]": frozen(each) for key, each in info.items()}
+        self.last = flatten(named, frozen), {f"info[{key!r}]": frozen(each) for key, each in info.items()}
         if not self._findings["obs"] and (
             problem := misfit(getattr(self.env, "observation_space", None), named["obs"])
         ):
@@ -251,10 +251,6 @@ def process_state() -> dict[str, Any]:
         state["torch's generator"] = torch.get_rng_state().numpy().tobytes()
     state["signal handlers"] = {number: signal.getsignal(number) for number in SIGNALS}
     return {**state, "working directory": os.stat(".").st_ino}
-
-
-def flatten(values: dict[str, Any]) -> dict[str, Any]:
-    return {name_of(path): frozen(leaf) for path, leaf in nest.items(values)}
 
 
 def frozen(value: Any) -> Any:

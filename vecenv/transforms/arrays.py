@@ -34,31 +34,21 @@ def numeric_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cast_box(space: Any, dtype: str, inside: bool = False) -> spaces.Box:
-    """Return the Box of the space's values after a cast to `dtype`.
+    """Return the Box of the space's values after a cast to `dtype`. An integer dtype limits the bounds.
 
-    A bound that overflows an integer dtype becomes the dtype's limit. With `inside`, bounds are rounded inward, so
-    that each value of the Box is in `space` after a cast back.
+    With `inside`, bounds are rounded inward, so that each float of the Box is in `space` after a cast back.
     """
-    ends, kind = numeric_bounds(space), np.dtype(dtype).kind
-    exact = [end.astype(np.longdouble) for end in ends]
+    ends = numeric_bounds(space)
     with np.errstate(all="ignore"):
-        if kind == "f":
-            low, high = (end.astype(dtype) for end in ends)
-            if inside:
-                low = np.where(low < exact[0], np.nextafter(low, low.dtype.type(np.inf)), low)
-                high = np.where(high > exact[1], np.nextafter(high, high.dtype.type(-np.inf)), high)
-        else:
-            least, most = (0, 1) if kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-            if inside:
-                exact = [np.ceil(exact[0]).clip(least, None), np.floor(exact[1]).clip(None, most)]
-            fits = (exact[0] >= least) & (exact[1] <= most)
-            low, high = (
-                np.where(fits, end.astype(np.longdouble).astype(dtype), np.asarray(other).astype(dtype))
-                for end, other in zip(exact, (least, most), strict=True)
-            )
-    if not (low <= high).all():
-        raise ValueError(f"{space} has no numbers of {dtype} between its bounds")
-    return box(low, high)
+        low, high = (end.astype(dtype) for end in ends)
+    if low.dtype.kind != "f":
+        least, most = (False, True) if low.dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        fits = (ends[0] >= least) & (ends[1] < most + 1.0)  # else values wrap around
+        low, high = np.where(fits, low, least), np.where(fits, high, most)
+    elif inside:
+        low = np.where(low < ends[0], np.nextafter(low, low.dtype.type(np.inf)), low)
+        high = np.where(high > ends[1], np.nextafter(high, high.dtype.type(-np.inf)), high)
+    return box(low.astype(dtype), high.astype(dtype))
 
 
 def box(low: np.ndarray, high: np.ndarray) -> spaces.Box:

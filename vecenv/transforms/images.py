@@ -11,10 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
 from vecenv.nest import namespace
-from vecenv.transforms.arrays import Array, Constants, box, cast, dtype_name, is_float, numeric_bounds, permute
+from vecenv.transforms.arrays import Array, Constants, cast, dtype_name, is_float, permute
 from vecenv.transforms.transform import Keys, Place, Transform
 
 WEIGHTS = {"601": (0.299, 0.587, 0.114), "709": (0.2125, 0.7154, 0.0721)}
@@ -23,7 +22,6 @@ SHIFT = 15
 """Integer weights are in units of 2**-15, as in OpenCV, so that gray values equal OpenCV's."""
 ROUNDING = 1 << SHIFT - 1
 UNITS = {"601": (9798, 19235, 3735), "709": (6963, 23442, 2363)}
-WIDE_DTYPES = ("int32", "uint32", "int64", "uint64")
 
 
 class ImageTransform(Transform):
@@ -69,6 +67,14 @@ class ImageTransform(Transform):
             f"{self} cannot tell which dimension of {tuple(shape[1:])} has the channels: pass "
             'channels="first" or channels="last"'
         )
+
+    def check_dtype(self, array: Array) -> None:
+        """Raise ValueError unless the images are uint8 or floats."""
+        if dtype_name(array) != "uint8" and not is_float(array):
+            raise ValueError(
+                f"{self} takes images of uint8 or floats, got {dtype_name(array)}: cast them first, for example with "
+                f'DTypeCast("{dtype_name(array)}", "float32")'
+            )
 
 
 class ToTensorImage(ImageTransform):
@@ -128,8 +134,8 @@ class GrayScale(ImageTransform):
             0.2125, 0.7154, 0.0721, as in gymnasium.
         keep_dim: keep a channel dimension of size 1.
 
-    Integers are rounded to the nearest integer, but uint8 with "709" is rounded down, as in gymnasium. Raises
-    ValueError for images without three channels.
+    Images are uint8 or floats. uint8 is rounded to the nearest integer, but with "709" down, as in gymnasium. Raises
+    ValueError for other dtypes, and for images without three channels.
 
     >>> GrayScale()(np.full((1, 4, 5, 3), 100, np.uint8)).shape
     (1, 4, 5, 1)
@@ -152,6 +158,7 @@ class GrayScale(ImageTransform):
         axis = self.channel_axis(array.shape)
         if axis is None or array.shape[axis] != 3:
             raise ValueError(f"{self} needs images with 3 channels, got the shape {tuple(array.shape[1:])}")
+        self.check_dtype(array)
         cv2 = opencv() if isinstance(array, np.ndarray) and array.dtype == np.uint8 and array.size else None
         if cv2 is not None and axis == 3 and self.weights == "601":
             gray = map_images(
@@ -170,25 +177,10 @@ class GrayScale(ImageTransform):
             return red * r + green * g + blue * b
         if is_float(red):  # in float32, because numpy would round the weights to float16, and torch would not
             return cast(self._weighted(*(cast(channel, "float32") for channel in channels)), dtype)
-        if dtype == "uint8" and self.weights == "709":
+        if self.weights == "709":
             return cast(self._weighted(*(cast(channel, "float64") for channel in channels)), dtype)
-        if dtype not in WIDE_DTYPES:
-            r, g, b = (
-                cast(channel, "int32") * unit for channel, unit in zip(channels, UNITS[self.weights], strict=True)
-            )
-            return cast((r + g + b + ROUNDING) >> SHIFT, dtype)
-        wide = "uint64" if dtype == "uint64" and isinstance(red, np.ndarray) else "int64"
-        pairs = [(cast(channel, wide), unit) for channel, unit in zip(channels, UNITS[self.weights], strict=True)]
-        # Split each channel value into high and low bits, because value * weight would overflow.
-        high_bits = (1 << 64 - SHIFT) - 1 if dtype == "uint64" else -1  # torch has uint64 only as int64
-        upper, lower = (
-            sum(part * unit for part, unit in each)
-            for each in (
-                [(channel >> SHIFT & high_bits, unit) for channel, unit in pairs],
-                [(channel & (1 << SHIFT) - 1, unit) for channel, unit in pairs],
-            )
-        )
-        return cast(upper + ((lower + ROUNDING) >> SHIFT), dtype)
+        r, g, b = (cast(channel, "int32") * unit for channel, unit in zip(channels, UNITS[self.weights], strict=True))
+        return cast((r + g + b + ROUNDING) >> SHIFT, dtype)
 
 
 class CenterCrop(ImageTransform):
@@ -238,9 +230,10 @@ class Resize(ImageTransform):
             it covers. If a side grows, a new pixel is interpolated between two old pixels per dimension. "bilinear" is
             torchrl's default, with antialiasing if the image shrinks.
 
-    If OpenCV is installed, it computes "area" for numpy arrays of uint8 and float32, except for more than 4 channels in
-    the last dimension. These results have the same bits as gymnasium's, except clipped floats. Other results may differ
-    from OpenCV's: integers by 1, floats by rounding. Results are clipped to the range of the image.
+    Images are uint8 or floats. Other dtypes raise ValueError. If OpenCV is installed, it computes "area" for numpy
+    arrays of uint8 and float32, except for more than 4 channels in the last dimension. These results have the same bits
+    as gymnasium's, except clipped floats. Other results may differ from OpenCV's: integers by 1, floats by rounding.
+    Results are clipped to the range of the image.
 
     >>> Resize(2)(np.arange(16.0).reshape(1, 4, 4))
     array([[[ 2.5,  4.5],
@@ -267,6 +260,7 @@ class Resize(ImageTransform):
         height, width = array.shape[2:] if axis == 1 else array.shape[1:3]
         if (height, width) == (self.height, self.width):
             return array
+        self.check_dtype(array)
         if axis == 1:
             resized = self._resized(array.reshape(-1, height, width))
             return resized.reshape(*array.shape[:2], self.height, self.width)
@@ -295,22 +289,8 @@ class Resize(ImageTransform):
             rows, columns = (weights(*each).like(images) for each in ((height, self.height), (width, self.width)))
             xp = namespace(images)
             return _clip_to_range(xp.matmul(xp.matmul(rows, images), columns.T), images, (-2, -1))
-        resized = self._by_products(cast(images, "float64" if dtype in WIDE_DTYPES else "float32"))
-        if is_float(images):
-            return cast(resized, dtype)
-        if dtype in ("int64", "uint64"):  # float64 rounds the largest value of these dtypes up, out of range
-            resized = resized.clip(None, float(np.nextafter(2.0 ** (63 if dtype == "int64" else 64), 0)))
-        return cast(namespace(images).round(resized), dtype)
-
-    def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        low, high = numeric_bounds(space)
-        axis = self.channel_axis((1, *low.shape))
-        sides = (0, 1) if axis in (None, 3) else (1, 2)
-        if tuple(low.shape[side] for side in sides) == (self.height, self.width):
-            return space
-        # Use one bound per channel, because a resize would round bounds that differ between pixels.
-        ends = low.min(sides, keepdims=True), high.max(sides, keepdims=True)
-        return super().transform_space(box(*(np.broadcast_to(end, low.shape) for end in ends)))
+        resized = self._by_products(cast(images, "float32"))
+        return cast(resized if is_float(images) else namespace(images).round(resized), dtype)
 
 
 @lru_cache(maxsize=64)

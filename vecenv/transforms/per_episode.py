@@ -256,13 +256,16 @@ class CatFrames(PerEpisode):
         padding: str = "same",
         padding_value: float = 0,
     ) -> None:
-        if isinstance(N, bool) or not isinstance(N, (int, np.integer)) or N < 1:
-            raise ValueError(f"N must be an integer of at least 1, got {N!r}")
         if padding not in ("same", "constant"):
             raise ValueError(f'padding must be "same" or "constant", got {padding!r}')
         if np.ndim(padding_value) or np.asarray(padding_value).dtype.kind not in "biuf":
             raise ValueError(f"padding_value must be a number, got {padding_value!r}")
-        self.N, self.dim, self.padding, self.padding_value = int(N), whole("dim", dim), padding, padding_value
+        self.N, self.dim, self.padding, self.padding_value = (
+            check_count("N", N),
+            whole("dim", dim),
+            padding,
+            padding_value,
+        )
         super().__init__(in_keys, out_keys)
 
     def reset(self, rows: Rows) -> None:

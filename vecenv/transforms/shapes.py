@@ -88,14 +88,6 @@ class Flatten(Transform):
             raise ValueError(f"{self} cannot make a vector of {space}")
         return flat
 
-    def common_properties(self, space: spaces.Space[Any]) -> Any:
-        if self.in_keys is not None:
-            return super().common_properties(space)
-        return [
-            (path, child if isinstance(child, (spaces.Discrete, spaces.MultiDiscrete)) else (child.shape, child.dtype))
-            for path, child in items(tree_of(space))
-        ]
-
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         super().attach(owner, num_envs, observation_space, action_space)
         if self.in_keys is None:

@@ -172,11 +172,6 @@ class Transform:
         """Return the caller's action space for the env's action space `space`."""
         return space
 
-    def common_properties(self, space: spaces.Space[Any]) -> Any:
-        """Return the properties that must be equal in the observation spaces of all envs."""
-        tree = space_tree(space, "observation")
-        return [(path, [row_of(leaf) for leaf in nest.leaves(part(tree, path))]) for path, _ in self.find_places(tree)]
-
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         """Attach the transform to `owner` with `num_envs` envs, and clear the state."""
         self.num_envs, self._owner = num_envs, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -11,7 +10,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.arguments import check_count, check_mapping
-from vecenv.backends.host.row_writer import convert_flag, convert_reward, fit, wrong_keys
+from vecenv.backends.host.row_writer import convert_flag, convert_reward, fit_tree
 from vecenv.envs.gym_env import Pixels, check_frame_skip, skip_frames
 from vecenv.errors import ObservationError
 from vecenv.layout import Leaf, space_tree
@@ -99,9 +98,7 @@ class TransformedRows(Wrapper):
     def __init__(self, env: Env, transform: Compose) -> None:
         super().__init__(env)
         self.transform = transform
-        own = getattr(env, "observation_space", None)
-        if own is None:
-            raise ValueError(f"transforms need an env with an observation_space, but {env} has none")
+        own = env.observation_space
         self._tree = space_tree(own, "obs")
         self.observation_space = transform.transform_observation_space(own)
         self.action_space = transform.transform_action_space(env.action_space)
@@ -127,23 +124,14 @@ class TransformedRows(Wrapper):
 
     def _batch(self, obs: Any) -> Any:
         try:
-            return _as_rows(self._tree, obs)
+            return nest.merge(_as_batch, [self._tree, fit_tree(obs, self._tree)])
         except (ValueError, TypeError, ObservationError) as error:
             raise ObservationError(f"{self.env} returned an observation outside its space: {error}") from error
 
 
-def _as_rows(tree: Any, obs: Any) -> Any:
-    if isinstance(tree, Leaf):
-        return fit(obs, tree)[None]
-    if isinstance(tree, dict):
-        if not isinstance(obs, Mapping):
-            raise ObservationError(f"it is a {type(obs).__name__}, expected a dict with the keys {list(tree)}")
-        if obs.keys() != tree.keys():
-            raise wrong_keys(obs, tree)
-        return {key: _as_rows(leaf, obs[key]) for key, leaf in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_as_rows(leaf, value) for leaf, value in zip(tree, obs, strict=True))
-    return nest.object_array([obs])
+def _as_batch(leaf_and_part: list[Any]) -> np.ndarray:
+    leaf, part = leaf_and_part
+    return part[None] if isinstance(leaf, Leaf) else nest.object_array([part])
 
 
 class FrameSkip(EnvTransform):

@@ -11,7 +11,7 @@ from vecenv import nest
 from vecenv.actions import is_tree_of_batches
 from vecenv.arguments import seed_chain
 from vecenv.base import BaseVectorEnv
-from vecenv.layout import merge_trees, space_tree
+from vecenv.layout import common_tree, space_tree
 from vecenv.spaces import separate_generators
 from vecenv.transforms.arrays import action_rows
 from vecenv.transforms.compose import Compose, HasTransforms
@@ -92,14 +92,13 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         actions = own
         for each in transforms:
             below.append((spaces[0], actions[0]))
-            _check_equal_parts(each, spaces)
-            spaces = _each_once(each.transform_observation_space, spaces)
+            spaces = _each_once(each.transform_observation_space, _checked(each, spaces))
             if type(each).transform_action_space is not Transform.transform_action_space:
                 if any(space != actions[0] for space in actions):
                     raise ValueError(f"{each} needs envs with equal action spaces, got {actions}")
                 actions = _each_once(each.transform_action_space, actions)
-        self._observation_space = spaces if transforms else None
-        self._actions = merge_trees([space_tree(space, "action") for space in actions], "action")
+        self._observation_space = _checked(transforms[-1], spaces) if transforms else None
+        self._actions = common_tree(actions, "action")
         changes = any(new is not old for new, old in zip(actions, own, strict=True))
         self._action_space = [copy.deepcopy(space) for space in actions] if changes else None
         separate_generators(self._action_space or ())
@@ -151,7 +150,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
     def _seed_action_spaces(self, seeds: Any) -> None:
         for space, seed in zip(self._action_space or (), seeds, strict=False):
-            if seed is not None and space is not None:
+            if seed is not None:
                 space.seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,15 +170,15 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         return f"TransformedVectorEnv({self.venv!r}, {self.transform})"
 
 
-def _check_equal_parts(transform: Transform, spaces: list[Any]) -> None:
-    if any(space is None for space in spaces):
-        raise ValueError(f"{transform} needs envs with an observation_space")
-    decides, own = transform.common_properties, transform.common_properties(spaces[0])
-    if others := [i for i, space in enumerate(spaces) if space != spaces[0] and decides(space) != own]:
+def _checked(transform: Transform, spaces: list[Any]) -> list[Any]:
+    """Return `spaces`. Raise ValueError unless all have the same parts, shapes and dtypes."""
+    trees = [space_tree(space, "observation") for space in spaces]
+    if others := [i for i, tree in enumerate(trees) if tree != trees[0]]:
         raise ValueError(
             f"{transform} needs envs with equal observation spaces, but env 0 has {spaces[0]}, unlike envs {others}: "
             f"{spaces[others[0]]} (env {others[0]}); put the transform into a TransformedEnv around each env"
         )
+    return spaces
 
 
 def _each_once(function: Any, spaces: list[Any]) -> list[Any]:

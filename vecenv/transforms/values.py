@@ -169,37 +169,21 @@ class ActionScaling(Transform):
         self.low, self.high = check_number("low", low), check_number("high", high)
         if not self.low < self.high:
             raise ValueError(f"low={low} must be below high={high}")
-        self._constants: tuple[Constants, Constants] | None = None
+        self._constants: tuple[Constants, ...] | None = None
 
     def transform_action_space(self, space: Any) -> Any:
         if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not space.is_bounded():
             raise ValueError(
                 f"ActionScaling needs an action space that is a Box of floats with finite bounds, got {space}"
             )
-        low, high = self._ends(space)
-        if not (np.isfinite([low, high]).all() and low < high):
-            raise ValueError(
-                f"{self} needs finite bounds that differ, but {space.dtype} rounds them to {low} and {high}"
-            )
-        return spaces.Box(low, high, space.shape, space.dtype.type)
-
-    def _ends(self, space: Any) -> tuple[float, float]:
-        with np.errstate(over="ignore"):
-            low, high = np.array([self.low, self.high]).astype(space.dtype).tolist()
-        return low, high
+        return spaces.Box(self.low, self.high, space.shape, space.dtype.type)
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         super().attach(owner, num_envs, observation_space, action_space)
-        ends, self._dtype = self._ends(action_space), action_space.dtype.name
-        bounds = [end.astype(np.float64) for end in (action_space.low, action_space.high)]
-        scale = bounds[1] / (ends[1] - ends[0]) - bounds[0] / (ends[1] - ends[0])
-        self._constants = Constants(bounds[0] - ends[0] * scale), Constants(scale)
-        self._bounds: tuple[Constants, ...] | None = None
-        offered = [np.full(action_space.shape, end, self._dtype) for end in ends]
-        with np.errstate(all="ignore"):
-            rounded = self.inv(offered[0]), self.inv(offered[1])
-        if (rounded[0] < action_space.low).any() or (rounded[1] > action_space.high).any():
-            self._bounds = tuple(map(Constants, (*offered, *bounds)))
+        self._dtype = action_space.dtype.name
+        low, high = (end.astype(np.float64) for end in (action_space.low, action_space.high))
+        scale = (high - low) / (self.high - self.low)
+        self._constants = tuple(map(Constants, (low - self.low * scale, scale, low, high)))
 
     def inv(self, action: Any) -> Any:
         if self._constants is None:
@@ -207,10 +191,7 @@ class ActionScaling(Transform):
                 "ActionScaling needs the action space: use it in a TransformedEnv or TransformedVectorEnv"
             )
         action = cast(action, self._dtype)
-        loc, scale = (each.like(action) for each in self._constants)
+        loc, scale, least, most = (each.like(action) for each in self._constants)
         scaled = action * scale + loc
-        if self._bounds is None:
-            return scaled
         # Rounding may carry an action within [low, high] beyond the env's bound, so clip the result.
-        low, high, least, most = (each.like(action) for each in self._bounds)
-        return namespace(action).where((action >= low) & (action <= high), scaled.clip(least, most), scaled)
+        return namespace(action).where((action >= self.low) & (action <= self.high), scaled.clip(least, most), scaled)

@@ -22,7 +22,7 @@ import gymnasium
 
 from vecenv.arguments import check_env_fns, unshared_env_fns
 from vecenv.backends.free_threading import gil_modules, has_gil
-from vecenv.backends.host.env_access import find_attr, has_attr, optional
+from vecenv.backends.host.env_access import find_attr, has_attr
 from vecenv.backends.host.own_process import HINT, distribution_of
 from vecenv.backends.system_limits import default_num_workers, usable_cpus
 from vecenv.backends.worker.worker_setup import pickle_env_fn
@@ -38,7 +38,10 @@ SECONDS = 0.15
 MAKE_TIMEOUT, TIMEOUT = 5.0, 1.0
 """Time limits in seconds: for making one env, with its imports, and for stepping and closing the env."""
 DUMMY_ROUND, SHMEM_ROUND = 10e-6, 250e-6
-"""Overhead of a round in seconds: in this process, and with worker processes (80 to 450 us on two CPUs)."""
+"""Assumed overhead of a round in seconds, in this process and with worker processes.
+
+`python -m benchmarks.tuning` compares the choices that follow with the best.
+"""
 ONE_WORKER_ROUND = 100e-6
 """Overhead with a single worker process, which no other worker delays."""
 ROW = 1e-6
@@ -230,7 +233,7 @@ def retried_alone(make: Callable[[], Any], make_alone: Callable[[], Any], n: int
     try:
         return make()
     except Exception as error:
-        if not any(note.startswith(HINT) for note in optional(error, "__notes__") or ()):
+        if not any(note.startswith(HINT) for note in getattr(error, "__notes__", ())):
             raise
         cause = f"{type(error).__name__}: {error}"
         logger.info("an env failed in a process with other envs, so %d workers host one env each: %s", n, cause)

@@ -14,10 +14,10 @@ import gc
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -31,6 +31,7 @@ STEPS = 200
 SECONDS = 0.25
 """Seconds of steps after which `RepeatProbe` leaves an episode."""
 Row = dict[str, Any]
+"""Values of a reset or a step, by name, such as "obs['position']"."""
 
 
 def play(env: Any, seed: int, act: Callable[[Any, Any], Any], steps: int = STEPS) -> Iterator[Row]:
@@ -38,46 +39,52 @@ def play(env: Any, seed: int, act: Callable[[Any, Any], Any], steps: int = STEPS
 
     act: returns the action for an observation and an info.
 
-    >>> [sorted(row) for row in play(gymnasium.make("CartPole-v1"), 0, lambda obs, info: 1, steps=1)]
-    [['obs'], ['obs', 'reward', 'terminated', 'truncated']]
+    >>> [sorted(row) for row in play(gymnasium.make("Blackjack-v1"), 0, lambda obs, info: 0, steps=1)]
+    [['obs[0]', 'obs[1]', 'obs[2]'], ['obs[0]', 'obs[1]', 'obs[2]', 'reward', 'terminated', 'truncated']]
     """
     obs, info = env.reset(seed=seed)
-    yield {"obs": copy.deepcopy(obs)}
+    yield flatten({"obs": obs}, copy.deepcopy)
     for _ in range(steps):
-        obs, *results, info = env.step(act(obs, info))
-        row = dict(zip(("obs", "reward", "terminated", "truncated"), (obs, *results), strict=True))
-        yield copy.deepcopy(row)  # an env may write into its observation
-        if row["terminated"] or row["truncated"]:
+        obs, reward, terminated, truncated, info = env.step(act(obs, info))
+        results = {"obs": obs, "reward": reward, "terminated": terminated, "truncated": truncated}
+        yield flatten(results, copy.deepcopy)  # an env may write into its observation
+        if terminated or truncated:
             return
 
 
-def first_difference(one: Sequence[Row], other: Sequence[Row]) -> str:
-    """Describe the first value that differs in its type or bits, or return "". NaN equals NaN.
+def flatten(results: dict[str, Any], copied: Callable[[Any], Any]) -> Row:
+    """Return copies of the leaves of nested results, by name.
+
+    >>> flatten({"obs": {"position": (1, 2)}}, int)
+    {"obs['position'][0]": 1, "obs['position'][1]": 2}
+    """
+    return {
+        str(path[0]) + "".join(f"[{key!r}]" for key in path[1:]): copied(leaf) for path, leaf in nest.items(results)
+    }
+
+
+class Difference(NamedTuple):
+    """Index of a row, name of a value in the row, and the value of both trajectories as texts."""
+
+    row: int
+    name: str
+    one: str
+    other: str
+
+
+def first_difference(one: Iterable[Row], other: Iterable[Row]) -> Difference | None:
+    """Return the first value that differs in its type or bits. NaN equals NaN.
 
     The longer trajectory may have further rows.
 
-    >>> first_difference([{"obs": {"x": np.array([1, 2])}}], [{"obs": {"x": np.array([1, 3])}}])
-    "obs['x'][1] of the reset is 2 and 3"
+    >>> first_difference([{"obs['x']": np.array([1, 2])}], [{"obs['x']": np.array([1, 3])}])
+    Difference(row=0, name="obs['x'][1]", one='2', other='3')
     """
-    for step, pair in enumerate(zip(one, other, strict=False)):
-        rows = [dict(nest.items(row)) for row in pair]
-        where = f"of step {step}" if step else "of the reset"
-        if rows[0].keys() != rows[1].keys():
-            odd = min(rows[0].keys() ^ rows[1].keys(), key=str)
-            return f"{name_of(odd)} {where} is in one of them only"
-        for path, leaf in rows[0].items():
-            if words := value_difference(leaf, rows[1][path]):
-                return f"{name_of(path)}{words[0]} {where} is {words[1]} and {words[2]}"
-    return ""
-
-
-def name_of(path: tuple[Any, ...]) -> str:
-    """Return the name of a value in nested results.
-
-    >>> name_of(("obs", "position", 0))
-    "obs['position'][0]"
-    """
-    return str(path[0]) + "".join(f"[{key!r}]" for key in path[1:])
+    for i, (left, right) in enumerate(zip(one, other, strict=False)):
+        for name in {**left, **right}:
+            if words := value_difference(left.get(name, "missing"), right.get(name, "missing")):
+                return Difference(i, name + words[0], *words[1:])
+    return None
 
 
 def value_difference(one: Any, other: Any) -> tuple[str, str, str] | None:
@@ -142,12 +149,12 @@ class RepeatProbe(gymnasium.Env[Any, Any]):
             gc.collect()
 
     def _compare(self, env: Any, first: list[Row]) -> str:
-        if found := first_difference(first, self._play(env, 0)):
+        if found := _difference(first, self._play(env, 0)):
             return f"reset(seed=...) does not decide the episode of a new env: {found} in two new envs"
         self._play(env, 1)
-        if found := first_difference(first, self._play(env, 0)):
+        if found := _difference(first, self._play(env, 0)):
             return f"reset(seed=...) keeps a state of the episode before: {found} in a new and in a used env"
-        if found := first_difference(first, self._play(env, 0, draw=True)):
+        if found := _difference(first, self._play(env, 0, draw=True)):
             return f"the env uses a generator of its process (random, np.random or torch's): {found} after other draws"
         return ""
 
@@ -165,6 +172,14 @@ class RepeatProbe(gymnasium.Env[Any, Any]):
                     draw_from_shared_generators()
                 rows.append(next(results))
         return rows
+
+
+def _difference(one: list[Row], other: list[Row]) -> str:
+    found = first_difference(one, other)
+    if found is None:
+        return ""
+    where = f"of step {found.row}" if found.row else "of the reset"
+    return f"{found.name} {where} is {found.one} and {found.other}"
 
 
 def draw_from_shared_generators() -> None:

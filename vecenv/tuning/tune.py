@@ -1,7 +1,7 @@
 """`tune`: measures the speed of vector env classes in a loop that computes between steps, as a policy does.
 
 1. `measure_cost` measures one env. The cost determines the candidates.
-2. Each candidate (`TuneRow`) makes its envs, and steps them a few times.
+2. Each candidate makes its envs, and steps them a few times.
 3. The candidates take turns of 5 ms, so that noise affects all. `tune` compares median times of a round, because on a
    busy machine, means depend more on the scheduler of the system than on the candidate.
 """
@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv import nest
 from vecenv.arguments import check_env_fns, check_timeout, unshared_env_fns
 from vecenv.backends.free_threading import gil_modules
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.base import BaseVectorEnv
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
-from vecenv.random_actions import sample_action
+from vecenv.random_actions import sample_actions, seed_spaces
 from vecenv.tuning.auto_backend import MOST_WORKERS, EnvCost, measure_cost
 from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 
@@ -93,10 +92,8 @@ class TuneResult:
         return BACKENDS[self.best.backend](self.env_fns, **{**self.kwargs, **options})
 
     def __str__(self) -> str:
-        lines = [
-            f"{len(self.env_fns)} envs, {self.pause * 1e3:g} ms of the caller's work in each round, "
-            f"{usable_cpus()} CPUs: env steps a second"
-        ]
+        work = f"{self.pause * 1e3:g} ms of the caller's work in each round"
+        lines = [f"{len(self.env_fns)} envs, {work}, {usable_cpus()} CPUs: env steps a second"]
         width = max(len(row.name) for row in self.rows)
         most = max(row.steps_per_second or 0.0 for row in self.rows)
         for row in self.rows:
@@ -119,9 +116,9 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
         which are open at the same time.
 
     The envs take random actions that their `action_mask` allows, and are reset when an episode ends. The best candidate
-    is the simplest (in the order Dummy, Shmem, Thread) with at least 95 % of the highest speed, in all turns or in each
-    second turn. If Thread is fastest, 90 % suffice, because its envs must be thread-safe. On a busy machine, threads
-    get more of the CPUs than a single thread. `tune` compares processor time too, to leave this out.
+    is the simplest (in the order Dummy, Shmem, Thread) with at least 95 % of the highest speed. If Thread is fastest,
+    90 % suffice, because its envs must be thread-safe. On a busy machine, threads get more of the CPUs than a single
+    thread. So threads count at most as much faster than Dummy as their time is shorter than its processor time.
 
     Raises:
         ValueError, TypeError: an argument is wrong.
@@ -145,186 +142,140 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
         # This warning advises one worker per env, which `tune` measures.
         warnings.filterwarnings("ignore", "a worker spent")
         measured = unshared_env_fns(fns)
-        try:
-            found = measure_cost(measured[0], duration / 4, START_TIMEOUT, START_TIMEOUT)
-        except (WorkerTimeoutError, WorkerDiedError):
-            raise
-        except Exception as error:  # a candidate may still work
-            found = str(error)
-        cost = found if isinstance(found, EnvCost) else None
-        loops = [_CandidateLoop(*candidate, cost, len(fns), pause) for candidate in candidates(cost, len(fns))]
-        _open(loops, measured, opened, 3 * duration)
-        _measure(loops, duration)
-    rows, best = _rank(loops)
-    if best is None:
-        failures = "; ".join(f"{row.name}: {row.note}" for row in rows)
-        raise VectorEnvError(f"no vector env of these envs can be stepped with random actions: {failures}")
-    return TuneResult(fns, pause, rows, best)
+        cost = _cost_of(measured[0], duration / 4)
+        found = [_Candidate(*each, pause) for each in candidates(cost, len(fns))]
+        for each in found:
+            harmful = [other.row().name for other in found if other.is_harmful]
+            if harmful and each.backend != "shmem":
+                each.failure = f"not measured: an env hung or crashed in {harmful[0]}"
+                continue
+            with each.failures():
+                each.open(measured, opened, ROUNDS_BEFORE + (cost.slow_steps if cost else 0), 3 * duration)
+        _measure(found, duration)
+    _rate(found, len(fns), waits=cost is None or cost.waits)
+    rows = [each.row() for each in found]
+    return TuneResult(fns, pause, sorted(rows, key=lambda row: -(row.steps_per_second or 0.0)), choose(rows))
+
+
+def _cost_of(env_fn: Callable[[], Any], seconds: float) -> EnvCost | None:
+    try:
+        cost = measure_cost(env_fn, seconds, START_TIMEOUT, START_TIMEOUT)
+    except (WorkerTimeoutError, WorkerDiedError):
+        raise
+    except Exception:  # a candidate may still work
+        return None
+    return cost if isinstance(cost, EnvCost) else None
 
 
 def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
+    """Return backends and numbers of workers. Processes come first, because envs that crash do no harm there."""
     if cost is not None and cost.one_per_process is not None:
         return [("shmem", n)]
     cpus = usable_cpus()
     each = [min(n, MOST_WORKERS)] if cost is None or cost.waits else []
     shmem = dict.fromkeys([*(min(n, k) for k in (cpus, max(1, cpus // 2), 2 * cpus)), *each])
-    return [
-        ("dummy", None),
-        *[("shmem", k) for k in shmem],
-        *[("thread", k) for k in dict.fromkeys([min(n, cpus), *each])],
-    ]
+    thread = dict.fromkeys([min(n, cpus), *each])
+    return [*(("shmem", k) for k in shmem), ("dummy", None), *(("thread", k) for k in thread)]
 
 
-class Rounds(NamedTuple):
-    """Seconds of each round in some of the turns."""
-
-    plain: list[float]
-    with_resets: list[float]
-
-    def expected_seconds(self, share: float, first_reset: float) -> float:
-        """Return the seconds of a round, if `share` of all rounds have resets. Medians leave out interruptions."""
-        usual = median(self.plain or self.with_resets)
-        with_resets = median(self.with_resets or [first_reset + usual])
-        return (1 - share) * usual + share * with_resets
-
-
-class _CandidateLoop:
+class _Candidate:
     venv: BaseVectorEnv
     last: tuple[Any, Any]
     """Observations and infos of the last round."""
+    first_reset = 0.0
 
-    def __init__(self, backend: str, num_workers: int | None, cost: EnvCost | None, n: int, pause: float) -> None:
-        self.backend, self.num_workers, self.n, self.pause = backend, num_workers, n, pause
-        self.failure = ""
-        self.waits = cost is None or cost.waits
-        self.turns = Rounds([], []), Rounds([], [])
-        """Rounds of even and of odd turns."""
-        self.first_reset = 0.0
-        self.cpu_seconds, self.parallel = 0.0, 1.0
-        """Processor time of this process in all rounds, and the most CPUs that it used at once."""
-        self.rates: list[float] = []
-        """Steps per second in all turns, in even turns and in odd turns."""
-        self.rounds_before = ROUNDS_BEFORE + (cost.slow_steps if cost else 0)
+    def __init__(self, backend: str, num_workers: int | None, pause: float) -> None:
+        self.backend, self.num_workers, self.pause = backend, num_workers, pause
+        self.failure, self.is_harmful, self.rate = "", False, 0.0
+        self.plain, self.with_resets = list[float](), list[float]()
+        """Seconds of the rounds without and with a reset."""
+        self.cpu_seconds = list[float]()
+        """Processor time of this process in each round."""
 
-    def open(self, env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
-        options: dict[str, Any] = (
-            {} if self.backend == "dummy" else {"num_workers": self.num_workers, "step_timeout": STEP_TIMEOUT}
-        )
-        self.venv = opened.enter_context(BACKENDS[self.backend](env_fns, **options))
+    def open(self, env_fns: Sequence[Callable[[], Any]], opened: ExitStack, rounds: int, seconds: float) -> None:
+        options: dict[str, Any] = {"num_workers": self.num_workers, "step_timeout": STEP_TIMEOUT}
+        make = BACKENDS[self.backend]
+        self.venv = opened.enter_context(make(env_fns, **({} if self.num_workers is None else options)))
         seed_spaces(self.venv.action_space)
         begin = time.perf_counter()
-        obs, infos = self.venv.reset(seed=0)
+        self.last = self.venv.reset(seed=0)
         self.first_reset = time.perf_counter() - begin
         end = time.perf_counter() + seconds
-        for i in range(self.rounds_before):
+        for i in range(rounds):
             if not i or time.perf_counter() < end:
-                obs, *_, infos = self.venv.step(draw_actions(self.venv.action_space, obs, infos), autoreset=True)
+                self.take_round()
+        self.plain, self.with_resets, self.cpu_seconds = [], [], []
+
+    def take_round(self) -> None:
+        actions = sample_actions(self.venv.action_space, *self.last)
+        begin, cpu = time.perf_counter(), time.process_time()
+        compute(self.pause)
+        obs, _, terminated, truncated, infos = self.venv.step(actions, autoreset=True)
+        self.cpu_seconds.append(time.process_time() - cpu)
+        rounds = self.with_resets if np.any(terminated) or np.any(truncated) else self.plain
+        rounds.append(time.perf_counter() - begin)
         self.last = obs, infos
 
-    @property
-    def all_rounds(self) -> Rounds:
-        even, odd = self.turns
-        return Rounds(even.plain + odd.plain, even.with_resets + odd.with_resets)
+    def round_seconds(self, share: float) -> float:
+        """Return the seconds of a round, if `share` of all rounds have resets. Medians leave out interruptions."""
+        usual = median(self.plain or self.with_resets)
+        return (1 - share) * usual + share * median(self.with_resets or [self.first_reset + usual])
 
-    def measure(self, seconds: float, turn: int) -> None:
-        step, clock, spaces, rounds = self.venv.step, time.perf_counter, self.venv.action_space, self.turns[turn % 2]
-        obs, infos = self.last
-        wall, cpu, count = 0.0, 0.0, 0
-        while not count or wall < seconds:
-            actions = draw_actions(spaces, obs, infos)
-            begin, cpu_begin = clock(), time.process_time()
-            compute(self.pause)
-            obs, _, terminated, truncated, infos = step(actions, autoreset=True)
-            cpu, taken, count = cpu + time.process_time() - cpu_begin, clock() - begin, count + 1
-            wall += taken
-            (rounds.with_resets if np.any(terminated) or np.any(truncated) else rounds.plain).append(taken)
-        self.last = obs, infos
-        self.cpu_seconds, self.parallel = self.cpu_seconds + cpu, max(self.parallel, cpu / wall)
-
-    def cpu_per_round(self) -> float:
-        return self.cpu_seconds / self.parallel / sum(map(len, self.all_rounds))
-
-    def rate(self, share: float, dummy: _CandidateLoop | None) -> None:
-        """Set `rates`. `share`: share of rounds with resets. Threads gain over `dummy` at most in processor time."""
-        parts = (self.all_rounds, *self.turns)
-        self.rates = [self.n / part.expected_seconds(share, self.first_reset) for part in parts]
-        if self.backend == "thread" and dummy is not None and not self.waits:
-            gain = dummy.cpu_per_round() / self.cpu_per_round()
-            self.rates = [min(own, gain * its) for own, its in zip(self.rates, dummy.rates, strict=True)]
-
-    def fail(self, error: Exception) -> None:
-        self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self.is_harmful = isinstance(error, (WorkerTimeoutError, WorkerDiedError))
 
     def row(self) -> TuneRow:
         note = self.failure or (THREAD_SAFE if self.backend == "thread" else "")
         if self.backend == "thread" and gil_modules:
             note += f"; importing {gil_modules[0]!r} has turned the interpreter lock on"
-        rate = self.rates[0] if self.rates and not self.failure else None
-        return TuneRow(self.backend, self.num_workers, rate, note)
+        return TuneRow(self.backend, self.num_workers, self.rate or None, note)
 
 
-def _open(
-    loops: Sequence[_CandidateLoop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float
-) -> None:
-    """Open all candidates, worker processes first. If an env hangs or crashes there, run no envs in this process."""
-    harmful = ""
-    for loop in sorted(loops, key=lambda loop: ["shmem", "thread", "dummy"].index(loop.backend)):
-        try:
-            if harmful and loop.backend != "shmem":
-                loop.failure = f"not measured: {harmful}"
-            else:
-                loop.open(env_fns, opened, seconds)
-        except Exception as error:
-            loop.fail(error)
-            if isinstance(error, (WorkerTimeoutError, WorkerDiedError)):
-                harmful = f"an env failed with {type(error).__name__} in {loop.row().name}"
-
-
-def _measure(loops: Sequence[_CandidateLoop], seconds: float) -> None:
+def _measure(found: Sequence[_Candidate], seconds: float) -> None:
     end, turn = time.perf_counter() + seconds, 0
-    active = [loop for loop in loops if not loop.failure]
-    while active and (turn < TURNS or time.perf_counter() < end):
+    while (active := [each for each in found if not each.failure]) and (turn < TURNS or time.perf_counter() < end):
         first = turn % len(active)
-        for loop in active[first:] + active[:first]:
-            try:
-                loop.measure(TURN if time.perf_counter() < end else 0.0, turn)
-            except Exception as error:
-                loop.fail(error)
-        active = [loop for loop in active if not loop.failure]
+        for each in active[first:] + active[:first]:
+            until = min(end, time.perf_counter() + TURN)
+            with each.failures():
+                each.take_round()
+                while time.perf_counter() < until:
+                    each.take_round()
         turn += 1
+
+
+def _rate(found: Sequence[_Candidate], n: int, waits: bool) -> None:
+    """Set the `rate` of each candidate, in steps per second.
+
+    On a busy machine, threads get more of the CPUs than Dummy's thread. So unless envs wait, threads count at most as
+    much faster than Dummy as their time is shorter than Dummy's processor time.
+    """
+    active = [each for each in found if not each.failure]
     # All candidates step equal envs, so they have the same share of rounds with resets.
-    plain, resets = (sum(len(loop.all_rounds[k]) for loop in active) for k in range(2))
-    for loop in active:  # Dummy is the first
-        loop.rate(resets / (plain + resets), active[0] if active[0].backend == "dummy" else None)
+    resets = sum(len(each.with_resets) for each in active)
+    share = resets / max(1, resets + sum(len(each.plain) for each in active))
+    for each in active:
+        each.rate = n / each.round_seconds(share)
+    dummy = next((each for each in active if each.backend == "dummy"), None)
+    for each in active:
+        if each.backend == "thread" and dummy is not None and not waits:
+            gain = fmean(dummy.cpu_seconds) / fmean(each.plain + each.with_resets)
+            each.rate = min(each.rate, gain * dummy.rate)
 
 
-def _rank(loops: Sequence[_CandidateLoop]) -> tuple[list[TuneRow], TuneRow | None]:
-    measured = [loop for loop in loops if loop.rates and not loop.failure]
-    row_of = {loop: loop.row() for loop in loops}
-    rows = sorted(row_of.values(), key=lambda row: -(row.steps_per_second or 0.0))
-    if not measured:
-        return rows, None
-    fastest = max(measured, key=lambda loop: loop.rates[0])
-    enough = TIE_WITH_THREADS if fastest.backend == "thread" else TIE
-
-    def is_tied(loop: _CandidateLoop) -> bool:
-        return any(own >= enough * its for own, its in zip(loop.rates, fastest.rates, strict=False))
-
-    return rows, next(row_of[loop] for loop in measured if is_tied(loop))
-
-
-def seed_spaces(spaces: Sequence[Any]) -> None:
-    for i, space in enumerate(spaces):
-        if space is None:
-            raise ValueError(f"env {i} has no action_space, which is needed to draw random actions")
-        space.seed(i)
-
-
-def draw_actions(spaces: Sequence[Any], obs: Any, infos: Any) -> Any:
-    """Return legal actions: an array, as a policy does, or a list if they have different dtypes or shapes."""
-    actions = [sample_action(space, nest.take(obs, i), infos[i]) for i, space in enumerate(spaces)]
-    kinds = {(getattr(action, "dtype", None), getattr(action, "shape", None)) for action in actions}
-    return np.stack(actions) if len(kinds) == 1 and isinstance(actions[0], (np.ndarray, np.generic)) else actions
+def choose(rows: Sequence[TuneRow]) -> TuneRow:
+    """Return the simplest row that is about as fast as the fastest. Raise `VectorEnvError` if all candidates failed."""
+    fastest = max(rows, key=lambda row: row.steps_per_second or 0.0)
+    if fastest.steps_per_second is None:
+        failures = "; ".join(f"{row.name}: {row.note}" for row in rows)
+        raise VectorEnvError(f"no vector env of these envs can be stepped with random actions: {failures}")
+    enough = (TIE_WITH_THREADS if fastest.backend == "thread" else TIE) * fastest.steps_per_second
+    return min((row for row in rows if (row.steps_per_second or 0.0) >= enough), key=lambda row: row.backend)
 
 
 def compute(seconds: float) -> None:

@@ -16,7 +16,9 @@ from collector.episodes.episode import EpisodeBatch
 from collector.store import schema
 from collector.store.dataset import Dataset, Transitions
 from collector.store.safe_folder import DatasetError
-from collector.store.shard_layout import EpisodeLayout, arrays_of, is_of_obs
+from collector.store.schema import TEXT_DTYPE
+from collector.store.shard_layout import EpisodeLayout, arrays_of, is_of_obs, refuse_texts
+from collector.store.texts import TEXT
 from vecenv import nest
 from vecenv.arguments import at_least_one
 
@@ -37,8 +39,9 @@ _PNG = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
     """Write steps.parquet and episodes.parquet.
 
-    The last row of an episode (`is_last`) has only an observation; action, reward and flags are 0. A scalar is a
-    number, a uint8 array with several dimensions is binary, and any other array is a flat list of fixed size.
+    The last row of an episode (`is_last`) has only an observation; action, reward and flags are 0 or "". A scalar is a
+    number, a text is a large_string, a uint8 array with several dimensions is binary, and any other array is a flat
+    list of fixed size.
     """
     layout = dataset.layout
     assert layout is not None
@@ -81,6 +84,8 @@ def _check_sizes(layout: EpisodeLayout, target: str) -> None:
 
 
 def _field(name: str, row: np.dtype) -> Any:
+    if row == TEXT:
+        return pa.field(name, pa.large_string(), metadata={"dtype": TEXT_DTYPE, "shape": "[]"})
     count, kind = math.prod(row.shape), pa.from_numpy_dtype(row.base)
     if row.shape:
         kind = pa.binary(count) if row.base == np.uint8 and len(row.shape) > 1 else pa.list_(kind, count)
@@ -102,7 +107,7 @@ def _rows(block: EpisodeBatch, layout: EpisodeLayout) -> dict[str, np.ndarray]:
     found = {"episode": block.episode[of], "step": step, "is_first": step == 0, "is_last": is_last}
     for name, array in arrays_of(block).items():
         if name in layout.rows and not is_of_obs(name):
-            found[name] = np.zeros((len(of), *array.shape[1:]), array.dtype)
+            found[name] = np.full((len(of), *array.shape[1:]), "" if array.dtype == TEXT else 0, array.dtype)
             found[name][~is_last] = array
         elif name in layout.rows:
             found[name] = array
@@ -115,6 +120,7 @@ def write_lerobot(
     """Write features named `observation.state`, `observation.image` or `observation.KEY`, `action` or `action.KEY`."""
     assert dataset.layout is not None
     _check_sizes(dataset.layout, "LeRobot")
+    refuse_texts(dataset.layout, "LeRobot")
     fps = at_least_one("fps", fps)
     job = dataset.head.get("job")
     task = task or (str(job.get("env", name.name)) if isinstance(job, dict) else name.name)
@@ -181,6 +187,7 @@ def _columns(frames: Transitions) -> dict[str, np.ndarray]:
         )
     if (obs := found.pop("observation", None)) is not None:
         found = {"observation.image" if _is_picture(obs) else "observation.state": obs, **found}
+    found |= {name: rows for name, rows in _named("info", frames.info) if rows.dtype != TEXT}
     found |= {"next.reward": frames.reward, "next.terminated": frames.terminated, "next.truncated": frames.truncated}
     found["next.done"] = frames.terminated | frames.truncated
     return {

@@ -9,9 +9,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from collector.batch.step_extras import blank
 from collector.episodes.episode import Episode, columns_of
 from collector.store.dataset import Dataset
 from collector.store.safe_folder import DatasetError
+from collector.store.texts import TEXT
 from vecenv import nest
 
 try:
@@ -25,18 +27,26 @@ _ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
 
 
 def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | None = None, **notes: Any) -> None:
-    """Write a Minari data set, without JPEG compression."""
+    """Write a Minari data set, without JPEG compression.
+
+    In Minari, infos have a row for the reset too. This row is 0 or "", because data sets have no infos of resets.
+    """
     spaces = dataset.observation_space, dataset.action_space
     if None in spaces:
         raise DatasetError(f"{dataset.folder} has no spaces in its head, but Minari needs them: export as Parquet")
     for kind, space in zip(("observation", "action"), spaces, strict=True):
         _check_keys(f"{dataset.folder}: {kind}", space)
+    assert dataset.layout is not None
+    for key in dataset.layout.names["info"]:
+        _check_key(f"{dataset.folder}: info", key)
     out.mkdir(parents=True)
     storage = MinariStorage.new(out / "data", *spaces, _spec(dataset.head), data_format="hdf5", jpeg_encoding=False)
     version = {"minari_version": minari.__version__, "dataset_id": dataset_id or id_of(name)}
     _add_metadata(storage, {**version, **notes})
     first = 0
     for block in dataset.blocks():
+        for episode in block:
+            _check_texts(episode)
         storage.update_episodes([_buffer(episode, first + i) for i, episode in enumerate(block)])
         numbers = [{"number": episode.number, "env_id": episode.env_id} for episode in block]
         storage.update_episode_metadata(numbers, range(first, first + len(block)))
@@ -58,15 +68,30 @@ def _add_metadata(storage: Any, notes: dict[str, Any]) -> None:
         ) from error
 
 
+def _check_key(path: str, key: str) -> None:
+    if key in ("", ".") or "/" in key or "\0" in key:
+        raise DatasetError(f"{path} has the key {key!r}, which a Minari file cannot hold: export as Parquet")
+
+
 def _check_keys(path: str, space: Any) -> None:
     if isinstance(space, gymnasium.spaces.Dict):
         for key, part in space.items():
-            if key in ("", ".") or "/" in key or "\0" in key:
-                raise DatasetError(f"{path} has the key {key!r}, which a Minari file cannot hold: export as Parquet")
+            _check_key(path, key)
             _check_keys(f"{path}[{key!r}]", part)
     elif isinstance(space, gymnasium.spaces.Tuple):
         for i, part in enumerate(space):
             _check_keys(f"{path}[{i}]", part)
+
+
+def _check_texts(episode: Episode) -> None:
+    for name in ("obs", "action", "info"):
+        for path, array in nest.items(getattr(episode, name)):
+            if array.dtype == TEXT and any("\0" in text for text in array.tolist()):
+                where = ".".join(map(str, (name, *path)))
+                raise DatasetError(
+                    f"episode {episode.number} has a text with a null character in {where}, which a Minari file cannot "
+                    "hold: export as Parquet"
+                )
 
 
 def id_of(out: Path) -> str:
@@ -78,13 +103,23 @@ def _same(ours: Episode, theirs: Any, notes: dict[str, Any]) -> bool:
     named = theirs.observations, theirs.actions, theirs.rewards, theirs.terminations, theirs.truncations
     pairs: list[Any] = []
     nest.merge(lambda pair: pairs.append([*map(np.asarray, pair)]), [tuple(columns_of(ours).values()), named])
-    equal = all(a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
+    if ours.info:
+        pairs += [[array, np.asarray(theirs.infos[key][1:])] for key, array in ours.info.items()]
+    equal = all(
+        a.tolist() == [text.decode() if isinstance(text, bytes) else text for text in b.tolist()]
+        if a.dtype == TEXT
+        else a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        for a, b in pairs
+    )
     return equal and (ours.number, ours.seed) == (notes["number"], notes.get("seed"))
 
 
 def _buffer(episode: Episode, place: int) -> Any:
     columns = {"rewards": episode.reward, "terminations": episode.terminated, "truncations": episode.truncated}
-    return EpisodeBuffer(id=place, seed=episode.seed, observations=episode.obs, actions=episode.action, **columns)
+    infos = {key: np.concatenate([blank((1, *rows.shape[1:]), rows.dtype), rows]) for key, rows in episode.info.items()}
+    return EpisodeBuffer(
+        id=place, seed=episode.seed, observations=episode.obs, actions=episode.action, infos=infos or None, **columns
+    )
 
 
 def _spec(head: dict[str, Any]) -> Any:

@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from collector import ActorConfig, RayCollector, Rollout
-from collector.cluster import cluster_stats
 from tests.support.collector_envs import arrays, assert_equal, cartpoles, lean
 from tests.support.countdown import Breaks, BreaksOnce, Countdown
 from tests.support.rollout_envs import gated, signed
@@ -308,31 +307,6 @@ def test_the_actor_of_a_node_that_is_lost_goes_on_elsewhere(cluster: Any) -> Non
         assert collector.next().frames == 8
         assert collector.stats().failures[0].pid == pid
     cluster.remove_node(nodes.pop())
-
-
-class CounterDouble:
-    """Has the methods of a counter of `ray.util.metrics`, and its sum."""
-
-    def __init__(self, name: str, *_: Any, **__: Any) -> None:
-        self.name, self.sum, self.actors = name, 0.0, set[str]()
-
-    def inc(self, value: float, tags: dict[str, str] | None = None) -> None:
-        self.sum += value
-        self.actors.update((tags or {}).values())
-
-
-def test_metrics_have_the_figures_of_stats(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[CounterDouble] = []
-    monkeypatch.setattr(cluster_stats, "REPORT_INTERVAL", 0.0)
-    monkeypatch.setattr(cluster_stats, "make_counter", lambda *a, **k: made.append(CounterDouble(*a, **k)) or made[-1])
-    with RayCollector(cartpoles(2), num_actors=2, frames_per_batch=80) as collector:
-        ended = sum(int(collector.next().done.sum()) for _ in range(4))
-        stats = collector.stats()
-    found = {counter.name: counter for counter in made}
-    assert (found["vecenv_frames"].sum, found["vecenv_frames"].actors) == (stats.delivered, {"0", "1"})
-    assert found["vecenv_episodes"].sum == ended > 0
-    assert found["vecenv_collecting_seconds"].sum == pytest.approx(sum(actor.collecting for actor in stats.actors))
-    assert (found["vecenv_frames_lost"].sum, found["vecenv_restarts"].sum) == (0, 0)
 
 
 def test_a_collector_starts_with_fewer_actors_and_the_others_join_with_a_new_node(cluster: Any) -> None:

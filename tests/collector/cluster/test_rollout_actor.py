@@ -214,7 +214,7 @@ class TestBatches:
                 assert batch.terminated[1].any()
 
     def test_frames_are_rounded_up_and_end_the_iterator_and_the_actors(self, ray: LocalRay) -> None:
-        options = {"frames_per_batch": 7, "total_frames": 21, "storing_device": "cpu", "progress": True}
+        options = {"frames_per_batch": 7, "total_frames": 21, "storing_device": "cpu"}
         with pytest.warns(
             RuntimeWarning, match="not a multiple of the envs of 2 actors, 3 each: batches have 12 frames"
         ):

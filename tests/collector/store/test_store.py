@@ -30,7 +30,7 @@ from collector.store.dataset_head import space_from_json, space_to_json
 from collector.store.safe_folder import FolderInUseError, SafeFolder
 from tests.support.backends import FULL
 from tests.support.countdown import Countdown, PaysTwo
-from tests.support.stored import ACTION, LENGTHS, OBS, assert_same, episode, head, tree_episode, write
+from tests.support.stored import ACTION, LENGTHS, OBS, assert_same, episode, head, text_episode, tree_episode, write
 from vecenv import DummyVectorEnv, nest
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -81,7 +81,7 @@ class TestReading:
         assert not errors
 
     @compressed
-    @pytest.mark.parametrize("make", [episode, tree_episode])
+    @pytest.mark.parametrize("make", [episode, tree_episode, text_episode])
     def test_episodes_are_what_was_written_in_the_order_of_their_numbers(
         self, make: Any, compress: bool, tmp_path: Path
     ) -> None:
@@ -190,14 +190,16 @@ class TestReading:
             spaces.Discrete(4, start=-2),
             spaces.MultiDiscrete([2, 3, 4]),
             spaces.MultiBinary((2, 3)),
+            spaces.Text(5),
+            spaces.Text(7, min_length=2, charset="\N{GREEK SMALL LETTER ALPHA}\0b"),
             spaces.Dict({"b": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)]), "a": spaces.MultiBinary(2)}),
         ):
             assert space_from_json(json.loads(json.dumps(space_to_json(space)))) == space
         ordered = spaces.Dict([("b", spaces.Box(0, 1, (2,))), ("a", spaces.Discrete(3))])
         found: Any = space_from_json(json.loads(json.dumps(space_to_json(ordered))))
         assert [*found] == ["b", "a"], "`gymnasium.spaces.flatten` follows the order of the keys"
-        for other in (spaces.Graph(spaces.Box(0, 1), None), spaces.Text(5)):  # whose elements are no arrays
-            assert space_from_json(space_to_json(spaces.Dict({"a": other}))) is None
+        graph = spaces.Graph(spaces.Box(0, 1), None)  # whose elements are no arrays
+        assert space_from_json(space_to_json(spaces.Dict({"a": graph}))) is None
 
 
 class TestTransitions:
@@ -528,7 +530,12 @@ class TestWriting:
                 {"obs": np.zeros((3, 3), np.float32)},
                 r"has \[3\] observations and \[3\] actions; expected an action per step",
             ),
-            ({"obs": np.array([None] * 4)}, "Python objects"),
+            ({"obs": np.array([None] * 4)}, "obs holds Python objects such as None; only numbers and texts can be"),
+            ({"obs": np.array(["a", "b", "c", b"d"], object)}, "obs holds Python objects such as b'd'"),
+            ({"obs": np.array([["a"]] * 4, object)}, "obs is object; only .* one text per step, can be stored"),
+            ({"obs": np.array(["a", "\ud800", "b", "c"])}, r"obs has the text '\\ud800', which UTF-8 cannot express"),
+            ({"reward": np.array(["1", "2", "3"])}, "reward holds Python objects; only numbers"),
+            ({"obs": np.array(["a"] * 4)}, "do not fit|have the arrays"),
             ({"obs": np.zeros((4, 3), np.complex64)}, "obs is complex64"),
             ({"obs": np.zeros((4, 2), np.float32)}, "different dtypes or shapes|have the arrays"),
             ({"action": np.zeros(3, np.float32)}, "different dtypes or shapes|have the arrays"),

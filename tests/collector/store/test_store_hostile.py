@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from collector import Dataset, DatasetError
 from tests.support.backends import FULL
-from tests.support.hostile import CORPUS
-from tests.support.stored import write
+from tests.support.hostile import CORPUS, CORPUS_OF_TEXTS
+from tests.support.stored import text_episode, write
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 MOST = 32 * 2**20
@@ -63,6 +63,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("good")
     write(folder / "plain", [(0, 2), (3, 1, 5, 4)])
     write(folder / "compressed", [(0, 2), (3, 1)], compress=True)
+    write(folder / "texts", [(0, 2), (3, 1)], make=text_episode)
     return folder
 
 
@@ -88,6 +89,21 @@ def test_a_hostile_folder_is_refused(names: Sequence[str], good: Path, tmp_path:
         assert not (folder.parent / "canary").exists(), name
 
 
+@pytest.mark.parametrize("name", CORPUS_OF_TEXTS)
+def test_hostile_texts_are_refused(name: str, good: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(good / "texts", tmp_path / "a"))
+    change, message = CORPUS_OF_TEXTS[name]
+    read_all(folder)
+    change(folder)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DatasetError, match=message):
+            read_all(folder)
+        assert tracemalloc.get_traced_memory()[1] < MOST
+    finally:
+        tracemalloc.stop()
+
+
 def mutate(folder: Path, draws: list[tuple[int, int, int, bytes]]) -> None:
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "writer.lock")
     for which, place, count, data in draws:
@@ -105,10 +121,10 @@ CHANGES = st.lists(
 )
 
 
-def fuzz_once(good: Path, folder: Path, draws: Any, known: bool, compress: bool) -> None:
+def fuzz_once(good: Path, folder: Path, draws: Any, known: bool, kind: str) -> None:
     """A mutated data set gives episodes, or DatasetError; `known`: as if its hashes were right."""
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(good / ("compressed" if compress else "plain"), folder)
+    shutil.copytree(good / kind, folder)
     before = {path: path.read_bytes() for path in folder.glob("shards/*/*")}
     mutate(folder, draws)
     if known:
@@ -135,10 +151,10 @@ FUZZ = {"deadline": None, "suppress_health_check": list(HealthCheck), "database"
 
 
 def fuzz(examples: int) -> Any:
-    @given(CHANGES, st.booleans(), st.booleans())
+    @given(CHANGES, st.booleans(), st.sampled_from(["plain", "compressed", "texts"]))
     @settings(max_examples=examples, **FUZZ)
-    def test(good: Path, draws: Any, known: bool, compress: bool) -> None:
-        fuzz_once(good, good / "mutated", draws, known, compress)
+    def test(good: Path, draws: Any, known: bool, kind: str) -> None:
+        fuzz_once(good, good / "mutated", draws, known, kind)
 
     return test
 

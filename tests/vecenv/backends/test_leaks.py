@@ -53,6 +53,21 @@ def shared_names() -> list[str]:
     return sorted({line.split()[-1] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")})
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc/PID/maps")
+@pytest.mark.parametrize("venv_class", [ShmemVectorEnv, pytest.param(SubprocVectorEnv, marks=pytest.mark.full)])
+def test_close_unmaps_all_memory_without_the_garbage_collector(venv_class: Any) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        venv = venv_class(counters(2), num_workers=2)
+        venv.reset(seed=0)
+        mapped = "memfd:vecenv" in Path("/proc/self/maps").read_text()
+        venv.close()
+        assert (mapped, "memfd:vecenv" in Path("/proc/self/maps").read_text()) == (True, False)
+    finally:
+        gc.enable()
+
+
 def cycle(venv_class: Any, k: int) -> None:
     """Open, use and close a vector env. Every fifth cycle has a failure."""
     options: dict[str, Any] = {} if venv_class is DummyVectorEnv else {"num_workers": 1 + k % 2}

@@ -167,15 +167,6 @@ def test_threads_that_end_during_an_import_do_not_prevent_preloading(project: Pr
         assert project.refused() == []
 
 
-def test_a_copy_that_an_import_forks_is_no_second_server(project: Project) -> None:
-    """The copy leaves the import first, so its report would arrive first."""
-    project.write(f"if os.getpid() != {os.getpid()} and os.fork():\n    import time; time.sleep(0.3)")
-    with ShmemVectorEnv(project.env_fns, num_workers=2) as venv:
-        venv.reset()
-        venv.step([0] * 4)
-    assert project.refused() == ["its import starts processes"]
-
-
 @pytest.mark.parametrize("code", ["raise KeyError('broken')", *full(["os._exit(3)", "raise SystemExit"])])
 def test_a_module_that_cannot_be_imported_is_the_failure_of_its_envs(project: Project, code: str) -> None:
     project.write(f"if os.getpid() != {os.getpid()}:\n    {code}")

@@ -130,18 +130,21 @@ class TestConversion:
                 assert venv.call("kinds") == [[kind] * 2, [kind], [kind]]
 
     @pytest.mark.parametrize("make", [DummyVectorEnv, NEAR_ON_RAY, *WITH_TWO_WORKERS], ids=lambda make: make.__name__)
-    def test_a_tuple_of_batches_reaches_the_envs_also_with_parts_that_are_no_arrays(self, make):
-        for space, batch, one in (
-            (spaces.Tuple([DISCRETE, DISCRETE]), (INTS[:2], INTS[1:]), [(0, 1), (1, 2)]),
-            (spaces.Tuple([DISCRETE, spaces.Text(5)]), (INTS[:2], ["a", "bc"]), [(0, "a"), (1, "bc")]),
-            (spaces.Tuple([spaces.Sequence(DISCRETE), DISCRETE]), ([(1, 2), ()], INTS[:2]), [((1, 2), 0), ((), 1)]),
-            (spaces.Dict({"s": spaces.Sequence(DISCRETE)}), {"s": [(1, 2), ()]}, [{"s": (1, 2)}, {"s": ()}]),
-        ):
-            with make([lambda space=space: Records(space)] * 2) as venv:
-                venv.reset()
-                venv.step(batch)
-                venv.step(nest.map(lambda part: part[1:], batch), [1])
-                assert venv.get_env_attr("actions") == [[one[0]], [one[1]] * 2]
+    def test_a_tuple_of_batches_is_an_action_of_a_tuple_space(self, make):
+        batch, one = (INTS[:2], INTS[1:]), [(0, 1), (1, 2)]
+        with make([lambda: Records(spaces.Tuple([DISCRETE, DISCRETE]))] * 2) as venv:
+            venv.reset()
+            venv.step(batch)
+            venv.step(nest.map(lambda part: part[1:], batch), [1])
+            assert venv.get_env_attr("actions") == [[one[0]], [one[1]] * 2]
+
+    def test_actions_of_a_tuple_space_with_a_text_are_a_list(self):
+        with DummyVectorEnv([lambda: Records(spaces.Tuple([DISCRETE, spaces.Text(5)]))] * 2) as venv:
+            venv.reset()
+            with pytest.raises(TypeError, match="pass a list with one action per env"):
+                venv.step((INTS[:2], ["a", "bc"]))
+            venv.step([(0, "a"), (1, "bc")])
+            assert venv.get_env_attr("actions") == [[(0, "a")], [(1, "bc")]]
 
     @pytest.mark.parametrize(
         ("env_spaces", "batch", "wrong"),

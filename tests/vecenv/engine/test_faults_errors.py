@@ -114,7 +114,6 @@ def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
         "holds 100 MB": (partial(oddities.HoldsHugeArray, "huge"), EnvStepError, "huge"),
         "text raises": (oddities.TextRaises, EnvStepError, "TextRaises"),
         "no attributes": (partial(oddities.NoAttributes, "bare"), EnvStepError, "NoAttributes: bare"),
-        "looks up attributes": (partial(oddities.LooksUpAttributes, "answer"), oddities.LooksUpAttributes, "answer"),
         "no text of vecenv": (EnvContractError, EnvContractError, "env 1: "),
         "raises when rebuilt": (partial(oddities.RaisesWhenRebuilt, "x"), EnvStepError, "x"),
         "local class": (oddities.local_class, Exception, "from a function"),

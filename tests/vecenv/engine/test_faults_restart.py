@@ -14,7 +14,6 @@ import pytest
 from gymnasium import spaces
 
 from tests.support.backends import BACKENDS, and_ray
-from tests.support.cases import playing
 from tests.support.faulty import (
     BreaksOffItsRow,
     Counter,
@@ -185,19 +184,6 @@ def test_with_autoreset_an_env_that_had_failed_earlier_is_reset_too(backend: Any
         assert (truncated.tolist(), obs["second"].tolist()) == ([False, True], [2, 0])
         assert info[1]["final_info"]["restarted"]
         assert venv.failed_id == []
-
-
-@pytest.mark.parametrize("stack_obs", [True, False])
-def test_a_repeated_object_is_not_the_one_that_the_caller_has(stack_obs: bool) -> None:
-    space = spaces.Dict({"seen": spaces.Sequence(spaces.Discrete(9)), "at": spaces.Discrete(9)})
-    script: list[Any] = [{"seen": [1, 2], "at": 1}, {"seen": [3, 4], "at": 2}, None]
-    with DummyVectorEnv(playing(space, script), on_error="restart", stack_obs=stack_obs) as venv:
-        venv.reset()
-        for _ in range(3):  # the second step fails
-            obs = venv.step([0])[0]
-            seen = obs["seen"][0] if stack_obs else obs[0]["seen"]
-            assert seen == [3, 4]
-            seen.clear()  # the caller's own
 
 
 def test_an_env_that_is_lost_between_rounds_repeats_its_latest_observation() -> None:

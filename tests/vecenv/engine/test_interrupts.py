@@ -193,10 +193,11 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
     fns = [partial(Counter, 0), partial(HangsOnStep, 1, at=1, seen=str(seen)), partial(Counter, 2)]
     with remote_backend(fns, num_workers=2, **on_this_node(remote_backend)) as venv:
         venv.reset()
-        with interrupting(venv.engine.backend, "wait", first=True):
+        with interrupting(venv.engine.backend, "wait", first=True) as caught:
             venv.step([0], [1])
         wait_until(seen.exists)  # before that the step would be discarded
         begin = time.monotonic()
+        assert "it waits for envs [1]" in "".join(caught.value.__notes__)
         usable(venv)
         assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
         assert venv.stats()["restarts"] == 1  # of the worker with env 1

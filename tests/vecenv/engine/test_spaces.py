@@ -2,8 +2,6 @@
 DummyVectorEnv.
 """
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -17,7 +15,6 @@ from tests.support.cases import (
     custom,
     equal_bits,
     playing,
-    same,
     samples,
     sharing,
 )
@@ -138,33 +135,6 @@ class TestObjects:
             assert [graph.nodes.item() for graph in second] == [4, 5, 6]
 
 
-class TestEnvsWithoutSpaces:
-    def test_arrays_are_stacked_as_they_come(self):
-        script = [np.arange(3, dtype=np.int16), np.ones(3, np.int16)]
-        for obs, row in zip(seen(None, script, script, steps=1), script, strict=True):
-            assert equal_bits(obs, np.stack([row] * 2))
-        with DummyVectorEnv(playing(None, [1.0])) as venv:
-            assert venv.observation_space == [None]
-            assert venv.reset()[0].tolist() == [1.0]
-
-    @pytest.mark.parametrize(
-        "values",
-        [
-            [np.full((3, 4), 7.0), np.full((3, 5), 7.0)],
-            [np.zeros(1), np.zeros(())],
-            [np.zeros(2), np.zeros(3), np.zeros(2)],
-            [None, None],
-            [Fraction(1, 2), None],
-            [{"a": 1}, {"b": [2]}],
-        ],
-        ids=str,
-    )
-    def test_what_cannot_be_stacked_is_an_array_of_objects(self, values):
-        for obs in seen(None, *([value] for value in values)):
-            assert (obs.dtype, obs.shape) == (object, (len(values),))
-            assert all(map(same, obs, values))
-
-
 class TestEnvsThatDiffer:
     def test_only_the_parts_that_differ_are_objects(self):
         def space(k):
@@ -188,24 +158,6 @@ class TestEnvsThatDiffer:
             own[:] = 5  # the env's later writes must not show
             assert equal_bits(obs[0], np.zeros(2, np.float32))
             assert equal_bits(obs[1], np.array([1, 2, 3]))
-
-    @pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
-    def test_dicts_and_tuples_with_other_parts_are_checked_and_cast_too(self, backend):
-        box, task = spaces.Box(0, 255, (2,), np.uint8), spaces.Discrete(9)
-        one, two = spaces.Dict({"x": box, "task": task}), spaces.Tuple([spaces.Tuple([box]), spaces.Text(3)])
-        shown = [{"x": [1, 2], "task": 3}, ((np.array([4.0, 5.0]),), "six")]
-        wrong = [{"x": [1, 300], "task": 3}, (([4, 5],), "six", 7)]
-        env_fns = [lambda k=k: Plays([one, two][k], [shown[k], shown[k], wrong[k]]) for k in range(2)]
-        with backend(env_fns, num_workers=1) as venv:
-            first, second = venv.reset()[0]
-            assert equal_bits(first.pop("x"), np.array([1, 2], np.uint8))
-            assert (first, type(first["task"])) == ({"task": 3}, np.int64)
-            assert equal_bits(second[0][0], np.array([4, 5], np.uint8))
-            assert second[1] == "six"
-            venv.step([0, 0])
-            for k, text in enumerate([r"env 0: obs\['x'\] is int64", r"env 1: obs is a tuple of 3, expected a tuple"]):
-                with pytest.raises(ObservationError, match=text):
-                    venv.step([0], [k])
 
     def test_action_spaces_may_differ_and_be_empty(self):
         with DummyVectorEnv([lambda: Plays(spaces.Discrete(2), [0], action_space=spaces.Dict({}))]) as venv:

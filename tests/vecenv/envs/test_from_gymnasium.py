@@ -349,7 +349,7 @@ def test_odd_vector_envs() -> None:
         from_gymnasium(text)
     assert text.closed_with is None
     for obs, infos, over, error, message in (
-        (np.ones((2, 3)), {}, False, ObservationError, r"of obs is float64 \(2, 3\).*the space has float32 \(2, 2\)"),
+        (np.ones((2, 3)), {}, False, ObservationError, r"obs is float64 \(2, 3\).*the space has float32 \(2,\)"),
         (np.ones((2, 2)), {}, True, Exception, "env 0: Odd ended an episode in SAME_STEP mode, but its infos have no"),
     ):
         with from_gymnasium(Odd(obs, infos, over)) as venv:
@@ -488,17 +488,6 @@ def test_infos_have_a_last_observation_only_of_envs_whose_episode_ended(key: str
         assert_same(drive(venv, "reset"), drive(plain, "reset"))
     with from_gymnasium(LastOfAll(key, always)) as venv, DummyVectorEnv(counting(infos=False)) as plain:
         assert_same(drive(venv, "autoreset"), drive(plain, "autoreset"))
-
-
-def test_infos_that_contain_themselves_are_an_error_that_names_the_key() -> None:
-    infos: dict[str, Any] = {"deep": {}, "flat": 1}
-    infos["deep"]["again"] = infos["deep"]
-    with from_gymnasium(Odd(np.ones((2, 2)), infos)) as venv:
-        venv.reset()
-        with pytest.raises(
-            EnvContractError, match=r"Odd returned infos that contain themselves.*\['deep'\]: remove it"
-        ):
-            venv.step([0, 1])
 
 
 def test_an_env_that_ends_an_episode_in_same_step_mode_without_a_final_obs_breaks_the_contract() -> None:

@@ -141,16 +141,12 @@ def test_wrong_batches_of_the_one_action_and_on_request_illegal_ones_are_refused
         assert not venv.step([0, 1])[4]["done"].any()
 
 
-def test_actions_without_a_fixed_shape_travel_as_objects():
+def test_actions_without_a_fixed_shape_are_refused():
     class AllTalk(Talkative):
         _act = dict.fromkeys(Herd._act, spaces.Text(5))
 
-    with AECVectorEnv([lambda: parallel_to_aec(AllTalk())] * 2, "dummy") as venv:
-        venv.reset(seed=0)
-        for _ in venv.agents:
-            _, rewards, _, _, infos = venv.step(["m", "moo"])
-        assert rewards.tolist() == [[2, 2, 2], [4, 4, 4]]
-        assert "action_mask" not in infos
+    with pytest.raises(TypeError, match=r"agent 'cow_0' is Text.*expected a space of arrays"):
+        AECVectorEnv([lambda: parallel_to_aec(AllTalk())] * 2, "dummy")
 
 
 def test_an_env_that_keeps_its_dead_is_an_error_and_no_endless_loop():

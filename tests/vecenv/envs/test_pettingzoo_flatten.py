@@ -206,30 +206,6 @@ def test_dict_and_tuple_spaces_are_batched():
         assert (obs["x"].shape, obs["y"].tolist()) == ((6, 2), [1] * 6)
 
 
-def test_actions_without_a_fixed_shape_and_observations_without_numbers_have_rows_too():
-    words = spaces.Dict({"word": spaces.Text(5), "number": spaces.Discrete(3)})
-
-    class Words(Herd):
-        _obs = dict.fromkeys(Herd._obs, spaces.Box(0, 1, (0,)))
-        _act = dict.fromkeys(Herd._act, words)
-
-        def _see(self, agent):
-            return np.zeros(0, np.float32)
-
-        def step(self, actions):
-            assert all(action in words for action in actions.values())
-            return super().step({agent: len(action["word"]) for agent, action in actions.items()})
-
-    with ParallelVectorEnv([Words] * 2, "dummy") as venv:
-        envs = flatten_agents(venv)
-        assert envs.reset(seed=0)[0].shape == (6, 0)
-        each = [{"word": "m" * (i + 1), "number": 0} for i in range(5)]
-        with pytest.raises(ValueError, match="5 actions for 6 rows"):
-            envs.step(each)
-        assert envs.step([*each, {"word": "mo", "number": 2}])[1].tolist() == [2, 3, 4, 5, 6, 3]
-        envs.step(envs.action_space.sample())
-
-
 def test_what_does_not_fit_is_refused(herds):
     for kind, env_fns, options, error, message in (
         (ParallelVectorEnv, [Zoo], {}, ValueError, r"observation space; rows need one.*ant"),

@@ -4,7 +4,6 @@ The defects have the numbers W1 to W17. The docstring of a test names its number
 (test_gymnasium_async), W7 (test_facade_faults), W8 (test_gymnasium_contract) and W9 (test_gymnasium_spaces).
 """
 
-import contextlib
 import os
 import threading
 
@@ -15,18 +14,13 @@ import torch
 from gymnasium import spaces
 
 from tests.support.backends import FULL, one_of
-from tests.support.cases import playing
 from tests.support.gymnasium_cases import OURS, Echo, Foreign, OneBuffer, Remembers, Reports
 from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
     GymnasiumVectorEnv,
-    ShmemVectorEnv,
-    SubprocVectorEnv,
     SyncVectorEnv,
-    ThreadVectorEnv,
     VectorEnvNormObs,
-    VectorEnvWrapper,
 )
 
 
@@ -79,22 +73,6 @@ def test_a_manual_reset_does_not_swallow_the_next_step(mode, options):
     obs, rewards, *_ = envs.step([1, 1])
     assert rewards.tolist() == [1.0, 1.0]
     assert obs[0].tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("wrap", [lambda venv: venv, VectorEnvWrapper], ids=["alone", "wrapped"])
-@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv])
-def test_what_the_caller_does_to_an_object_is_not_in_a_later_batch(backend, wrap):
-    sequence = spaces.Sequence(spaces.Box(0, 9, (1,), np.float32))
-    space = spaces.Dict({"seen": sequence, "at": spaces.Discrete(9)})
-    script = [{"seen": (np.full(1, t, np.float32),) * 2, "at": t} for t in range(9)]
-    envs = GymnasiumVectorEnv(wrap(backend(playing(space, script, script))), autoreset_mode="Disabled")
-    with contextlib.closing(envs):
-        envs.reset()
-        for t in range(1, 4):
-            batches = [envs.step([0, 0])[0], envs.reset(options={"reset_mask": np.array([True, False])})[0]]
-            for batch in batches:
-                assert [each.tolist() for each in batch["seen"][1]] == [[t], [t]]
-                batch["seen"][1][0][:] = -1  # the caller owns this array
 
 
 def test_a_wrong_number_of_actions_does_not_shift_later_answers():

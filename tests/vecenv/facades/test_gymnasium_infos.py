@@ -1,14 +1,12 @@
 """Infos of the envs as a dict of arrays with masks."""
 
-from contextlib import closing
-
 import gymnasium as gym
 import numpy as np
 import pytest
 
 from tests.support.backends import FULL
 from tests.support.gymnasium_cases import OURS, Reports, assert_same
-from vecenv import DummyVectorEnv, EnvContractError, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvWrapper
+from vecenv import DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvWrapper
 from vecenv.facades.vector_infos import vector_infos
 
 
@@ -100,13 +98,6 @@ def test_arrays_that_differ_in_dtype_or_shape_stay_what_they_are():
         assert infos["x"][2] is None
 
 
-def test_a_key_that_looks_like_a_mask_does_not_replace_the_mask():
-    infos = vector_infos([(0, {"x": 5, "_x": 7}), (1, {"_x": 7})], 3)
-    assert infos["x"].tolist() == [5, 0, 0]
-    assert infos["_x"].tolist() == [True, False, False]
-    assert vector_infos([(0, {"_y": 7})], 2)["_y"].tolist() == [7, 0]
-
-
 class Named(Reports):
     """Env whose infos have keys that the engine uses too."""
 
@@ -173,17 +164,3 @@ def test_nor_is_an_episode_taken_for_begun_when_another_env_fails():
     envs.reset(options={"reset_mask": np.array([False, True])})
     obs, rewards, *_ = envs.step([0, 0])
     assert (obs[:, 0].tolist(), rewards.tolist()) == ([0, 1], [0.0, 1.0])
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_an_info_that_contains_itself_is_an_error_that_names_the_env_and_the_key(n):
-    """gymnasium's SyncVectorEnv raises RecursionError."""
-    info = {"a": {"b": 1}, "c": 1}
-    info["a"]["again"] = info["a"]
-    with closing(GymnasiumVectorEnv(DummyVectorEnv([lambda: Reports(info)] * n))) as envs:
-        envs.reset()
-        with pytest.raises(EnvContractError, match="env 0 returned an info with a value of 'a' that contains itself"):
-            envs.step(np.zeros(n, np.int64))
-        del info["a"]["again"]
-        envs.reset()
-        assert envs.step(np.zeros(n, np.int64))[4]["a"]["b"].tolist() == [1] * n

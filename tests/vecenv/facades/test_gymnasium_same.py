@@ -105,7 +105,6 @@ READS |= {id: [registered(id, max_episode_steps=3)] * 2 for id in (TAXI, "Blackj
     ("name", "kind", "options"),
     [
         *((name, "sync", {}) for name in READS),
-        ("tree", "sync", {"seed_episodes": True}),
         ("tree", "sync", {"final_info_format": "list"}),
         ("tree", "async", {}),
         *(pytest.param(name, kind, {}, marks=FULL) for name in READS for kind in OURS if kind != "sync"),

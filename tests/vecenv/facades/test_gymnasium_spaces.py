@@ -155,10 +155,6 @@ class TestObservationModes:
         assert (envs.observation_space, envs.single_observation_space) == (batched, single)
         assert envs.reset()[0] in batched
 
-    def test_an_env_without_a_space_is_refused(self):
-        with pytest.raises(TypeError, match="env 1 has the observation_space None"):
-            SyncVectorEnv([Reports, lambda: Holds(None)])
-
 
 class TestSpacesOfAUsersOwn:
     def test_one_that_is_registered_nowhere_gives_tuples(self):

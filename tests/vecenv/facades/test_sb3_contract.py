@@ -324,5 +324,3 @@ class TestGoodBehaviour:
             SB3VecEnv(venv)
         with pytest.raises(TypeError, match="got list"):
             SB3VecEnv(counting(2))
-        with DummyVectorEnv(playing(None, [np.zeros(2)])) as venv, pytest.raises(ValueError, match="env 0 has no "):
-            SB3VecEnv(venv)

@@ -11,13 +11,13 @@ from gymnasium import spaces
 
 from tests.support.backends import FULL
 from tests.support.transform_envs import Samples
-from tests.support.transform_forms import FORMS, Seen, around_the_batch, assert_held, forms
+from tests.support.transform_forms import FORMS, Seen, assert_held, forms
 from vecenv import transforms as tf
 
 # Actions.
 
 
-BOUNDS = [(0.1, 0.7), (-0.3, 1e-3), (-1e6, 1 / 3), (np.nextafter(0, 1), 0.1 + 0.2)]
+BOUNDS = [(0.1, 0.7), (-0.3, 1e-3), (-1e6, 1 / 3)]
 
 
 @forms
@@ -43,15 +43,6 @@ def test_every_action_that_is_offered_is_one_of_the_env(form: Any, make: Any, dt
         for action in (offered.low, offered.high, *(offered.sample() for _ in range(20))):
             info = venv.step(action[None])[-1]
             assert box.contains(np.asarray(info[0]["action"], dtype)), action
-
-
-def test_actions_that_are_offered_as_floats_of_integers_are_of_the_env() -> None:
-    box = spaces.Box(np.array([-(2**31), 2**53 - 1]), np.array([2**31 - 1, 2**53 + 1]), dtype=np.int64)
-    cast = tf.DTypeCast("int64", "float32", in_keys_inv=["action"])
-    with around_the_batch([partial(Seen, action_space=box)], lambda: cast, check_actions=True) as venv:
-        venv.reset(seed=0)
-        for action in (venv.action_space[0].low, venv.action_space[0].high):
-            venv.step(action[None])
 
 
 # Observations.
@@ -94,23 +85,16 @@ IMAGES = [
     "dtype",
     [
         "uint8",
-        "int64",
         "float32",
-        *(pytest.param(each, marks=FULL) for each in ("int16", "int32", "uint16", "uint32", "uint64")),
         *(pytest.param(each, marks=FULL) for each in ("float16", "float64")),
     ],
 )
 def test_images_are_in_their_space(dtype: str) -> None:
     info: Any = np.finfo(dtype) if dtype.startswith("float") else np.iinfo(dtype)
-    random = np.random.default_rng(0)
-    uneven = random.integers(0, 9, (2, 6, 5, 3)).astype(dtype)
     for make in IMAGES:
-        for low, high in ((info.min / 8, info.max / 8), (0, info.max), (0, 1), (uneven[0], uneven[0] + uneven[1])):
-            low, high = (
-                np.broadcast_to(int(end) if dtype[0] != "f" and np.ndim(end) == 0 else end, (6, 5, 3)).astype(dtype)
-                for end in (low, high)
-            )
-            assert_spaces_hold(spaces.Box(low, high, dtype=np.dtype(dtype).type), make)
+        for low, high in ((info.min / 8, info.max / 8), (0, info.max), (0, 1)):
+            box = spaces.Box(low, high, (6, 5, 3), np.dtype(dtype).type)
+            assert_spaces_hold(box, make)
 
 
 @pytest.mark.parametrize("target", ["int64", "int8", "uint8", "float32", "float16"])

@@ -298,7 +298,7 @@ MISTAKES = (
     (lambda: tf.VecNorm(decay=2.0), ValueError, "decay must be"),
     (lambda: tf.VecNorm("observation"), ValueError, "keys must be a list"),
     (lambda: tf.VecNorm(["x", ("x",)]), ValueError, "names a part twice"),
-    (lambda: tf.TransformedEnv(gymnasium.make("Pendulum-v1"), tf.ActionScaling(-1e39, 0)), ValueError, "finite bounds"),
+    (lambda: tf.TransformedEnv(gymnasium.make("Pendulum-v1"), tf.ActionScaling(-1e39, 0)), ValueError, "out of bounds"),
     (lambda: tf.NoopReset(3, action="noop"), ValueError, 'action must be "random" or an action'),
 )  # fmt: skip
 

@@ -11,36 +11,38 @@ from gymnasium import spaces
 
 from vecenv.testing import CountingEnv
 from vecenv.tuning import repeats
-from vecenv.tuning.repeats import RepeatProbe, first_difference, play
+from vecenv.tuning.repeats import Difference, RepeatProbe, first_difference, flatten, play
 
 NAN = float("nan")
 GRAPH = spaces.GraphInstance(np.zeros((2, 1)), np.zeros((1, 1)), np.zeros((1, 2), int))
 DIFFERENCES = [
     (np.array([1.0, NAN]), np.array([1.0, NAN]), ""),
-    (np.array([0.0, 1.0]), np.array([-0.0, 1.0]), "obs[0] of the reset is 0.0 and -0.0"),
-    (np.zeros((2, 3)), np.eye(2, 3) * 0 + np.arange(3), "obs[0][1] of the reset is 0.0 and 1.0"),
-    (np.zeros(2), np.zeros(2, np.float32), "obs of the reset is a ndarray float64(2,) and a ndarray float32(2,)"),
-    (np.zeros(2), np.zeros(3), "obs of the reset is a ndarray float64(2,) and a ndarray float64(3,)"),
+    (np.array([0.0, 1.0]), np.array([-0.0, 1.0]), "obs[0] is 0.0 and -0.0"),
+    (np.zeros((2, 3)), np.eye(2, 3) * 0 + np.arange(3), "obs[0][1] is 0.0 and 1.0"),
+    (np.zeros(2), np.zeros(2, np.float32), "obs is a ndarray float64(2,) and a ndarray float32(2,)"),
+    (np.zeros(2), np.zeros(3), "obs is a ndarray float64(2,) and a ndarray float64(3,)"),
     (NAN, NAN, ""),
     (np.nan, -np.nan, ""),
-    (np.array([NAN, 0.0], np.float32), np.array([-NAN, -0.0], np.float32), "obs[1] of the reset is 0.0 and -0.0"),
+    (np.array([NAN, 0.0], np.float32), np.array([-NAN, -0.0], np.float32), "obs[1] is 0.0 and -0.0"),
     (np.array([-NAN, 1j]), np.array([NAN, 1j]), ""),
-    (1, 1.0, "obs of the reset is a int int64() and a float float64()"),
-    ("north", "south", "obs of the reset is 'north' and 'south'"),
+    (1, 1.0, "obs is a int int64() and a float float64()"),
+    ("north", "south", "obs is 'north' and 'south'"),
     (None, None, ""),
     ([np.zeros(2), np.zeros(3)], [np.zeros(2), np.zeros(3)], ""),
-    ([np.zeros(2), np.zeros(3)], [np.zeros(2), np.ones(3)], "obs of the reset is [array([0., 0.])"),
-    (GRAPH, GRAPH._replace(nodes=np.ones((2, 1))), "obs[0][0][0] of the reset is 0.0 and 1.0"),
-    ({"a": (1, 2)}, {"a": (1, 3)}, "obs['a'][1] of the reset is 2 and 3"),
-    ({"a": 1}, {"a": 1, "b": 2}, "obs['b'] of the reset is in one of them only"),
+    ([np.zeros(2), np.zeros(3)], [np.zeros(2), np.ones(3)], "obs is [array([0., 0.])"),
+    (GRAPH, GRAPH._replace(nodes=np.ones((2, 1))), "obs[0][0][0] is 0.0 and 1.0"),
+    ({"a": (1, 2)}, {"a": (1, 3)}, "obs['a'][1] is 2 and 3"),
+    ({"a": 1}, {"a": 1, "b": 2}, "obs['b'] is 'missing' and 2"),
 ]
 
 
 @pytest.mark.parametrize(("one", "other", "words"), DIFFERENCES)
 def test_the_first_difference_is_in_words(one: Any, other: Any, words: str) -> None:
-    found = first_difference([{"obs": one}, {"obs": 0}], [{"obs": other}])
-    assert found.startswith(words)
+    rows = [flatten({"obs": each}, lambda leaf: leaf) for each in (one, other)]
+    found = first_difference([rows[0], {"obs": 0}], [rows[1]])
     assert bool(found) is bool(words)
+    if found is not None:
+        assert f"{found.name} is {found.one} and {found.other}".startswith(words)
 
 
 def test_a_trajectory_has_copies_and_ends_with_its_episode_or_its_actions() -> None:
@@ -50,8 +52,8 @@ def test_a_trajectory_has_copies_and_ends_with_its_episode_or_its_actions() -> N
     ]
     assert [len(each) for each in rows] == [4, 3, 3]
     assert [row["obs"][2] for row in rows[0]] == [0, 1, 2, 3]
-    assert first_difference(rows[0], rows[1]) == ""
-    assert first_difference(rows[0], rows[2]) == "obs[4] of step 1 is 1 and 2"
+    assert first_difference(rows[0], rows[1]) is None
+    assert first_difference(rows[0], rows[2]) == Difference(1, "obs[4]", "1", "2")
 
 
 class Failing(CountingEnv):

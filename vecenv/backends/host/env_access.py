@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -19,20 +18,13 @@ def is_env(value: Any) -> bool:
     return callable(getattr(value, "step", None)) and callable(getattr(value, "reset", None))
 
 
-def optional(env: Any, name: str) -> Any:
-    """Return an attribute that an env may lack, or None, also if a property or `__getattr__` of the env raises."""
-    with suppress(Exception):
-        return getattr(env, name, None)
-    return None
-
-
 def layers(env: Any) -> list[Any]:
     """Return the layers of an env, outermost first.
 
     A layer that is its own `unwrapped` is the innermost, even if it has an attribute `env`.
     """
     found = [env]
-    while optional(found[-1], "unwrapped") is not found[-1]:
+    while getattr(found[-1], "unwrapped", None) is not found[-1]:
         inner = _vars(found[-1]).get("env")
         if not is_env(inner) or any(inner is layer for layer in found):
             break
@@ -58,7 +50,8 @@ def learning(env: Any) -> tuple[str, ...]:
     return tuple(
         type(part).__name__
         for part in parts(env)
-        if (_has(part, "freeze") and optional(part, "frozen") is False) or optional(part, "update_running_mean") is True
+        if (_has(part, "freeze") and getattr(part, "frozen", None) is False)
+        or getattr(part, "update_running_mean", None) is True
     )
 
 
@@ -66,25 +59,15 @@ RENDER_PATIENCE = 5.0
 _rendering = threading.RLock()
 
 
-def _has_rules(layer: Any, method: str) -> bool:
-    gymnasiums = (None, getattr(gymnasium.Env, method), getattr(gymnasium.Wrapper, method))
-    return getattr(type(layer), method, None) not in gymnasiums
-
-
 def find_attr(env: Any, name: str) -> Any:
-    """Return the attribute of the outermost layer that has it, or raise AttributeError.
-
-    If a layer overrides `get_wrapper_attr`, that method also answers for the layers inside.
-    """
+    """Return the attribute of the outermost layer that has it, or raise AttributeError."""
+    cause = None
     for layer in layers(env):
-        if _has_rules(layer, "get_wrapper_attr"):
-            return layer.get_wrapper_attr(name)
-        with suppress(AttributeError):
-            return getattr(layer, name)  # once, because a property may change the env
-    innermost = layers(env)[-1]
-    if hasattr(type(innermost), name):
-        return getattr(innermost, name)  # a property that raised AttributeError raises again, with its own text
-    raise AttributeError(f"{type(innermost).__name__} has no attribute {name!r}, nor has any wrapper around it")
+        try:
+            return getattr(layer, name)
+        except AttributeError as error:
+            cause = error
+    raise AttributeError(f"{type(layer).__name__} has no attribute {name!r}, nor has any wrapper around it: {cause}")
 
 
 def has_attr(env: Any, name: str) -> bool:
@@ -96,14 +79,8 @@ def has_attr(env: Any, name: str) -> bool:
 
 
 def set_attr(env: Any, name: str, value: Any) -> None:
-    """Set the attribute in the outermost layer that has it, or else in the innermost env.
-
-    If a layer overrides `set_wrapper_attr`, that method also acts for the layers inside.
-    """
+    """Set the attribute in the outermost layer that has it, or else in the innermost env."""
     for layer in (stack := layers(env)):
-        if _has_rules(layer, "set_wrapper_attr"):
-            layer.set_wrapper_attr(name, value)
-            return
         # An attribute that a wrapper's `__getattr__` forwards belongs to a layer inside.
         if layer is stack[-1] or name in _vars(layer) or hasattr(type(layer), name):
             setattr(layer, name, value)
@@ -127,7 +104,7 @@ def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def seed_env(env: Any, seed: int) -> bool:
     """Seed the action space, and the env if a layer has `seed`. Return True if a reset must seed the env."""
-    own_seed = next(filter(callable, (optional(layer, "seed") for layer in layers(env))), None)
+    own_seed = next(filter(callable, (getattr(layer, "seed", None) for layer in layers(env))), None)
     if own_seed is not None:
         own_seed(seed)
     action_space = getattr(env, "action_space", None)

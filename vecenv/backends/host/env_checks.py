@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from vecenv.backends.host.env_access import is_env, optional
+from vecenv.backends.host.env_access import is_env
 from vecenv.errors import EnvContractError
 
 WRAPPERS = "docs/guides/troubleshooting.md (Envs with another interface) has wrappers"
@@ -36,10 +36,10 @@ def check_single_agent(env: Any, origin: str) -> None:
 
 
 def check_spaces(report: Any, origin: str) -> None:
-    """Raise TypeError for spaces of another package, for example of `gym`. An env may have no spaces (`None`)."""
+    """Raise TypeError for spaces of another package, for example of `gym`."""
     for name in ("observation_space", "action_space"):
         space = getattr(report, name)
-        if space is not None and not isinstance(space, gymnasium.Space):
+        if not isinstance(space, gymnasium.Space):
             raise TypeError(
                 f"{origin} returned an env whose {name} is a {type(space).__module__}.{type(space).__qualname__}, "
                 "expected a space of gymnasium. For an env of the package gym 0.26, write: import shimmy; "
@@ -50,7 +50,7 @@ def check_spaces(report: Any, origin: str) -> None:
 def check_distinct(envs: Sequence[Any]) -> None:
     seen: dict[int, int] = {}
     for i, env in enumerate(envs):
-        inner = optional(env, "unwrapped")
+        inner = getattr(env, "unwrapped", None)
         first = seen.setdefault(id(env if inner is None else inner), i)
         if first != i:
             raise ValueError(

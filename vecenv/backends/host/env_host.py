@@ -9,13 +9,13 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.env_access import ENV_CALLS, learning, optional
+from vecenv.backends.host.env_access import ENV_CALLS, learning
 from vecenv.backends.host.env_checks import check_env, check_single_agent, check_spaces, explained
 from vecenv.backends.host.failure import Failure, capture
-from vecenv.backends.host.forked_copy import copy_mark, end_copy
 from vecenv.backends.host.own_process import check_alone
 from vecenv.backends.host.row_writer import (
     BOOLS,
@@ -38,7 +38,7 @@ Payload = Callable[[int, int], Any]
 
 
 class EnvReport(NamedTuple):
-    """Attributes of a new env. Missing attributes are `None`."""
+    """Attributes of a new env. Missing attributes except spaces are `None`."""
 
     observation_space: Any
     action_space: Any
@@ -59,8 +59,6 @@ class EnvHost:
     - `interruptible`: the host raises an env's KeyboardInterrupt. If False, the interrupt becomes the env's failure.
     - `progress[0]`: the host writes a new number before each use of an env, for the watchdog. The number modulo
       `len(env_fns)` is the env's index. If the write raises, the host uses no further env.
-    - If an env forks this process, the host ends the copy when the copy leaves the env's method. An `interruptible`
-      host runs in the caller's thread, and does not end copies.
     """
 
     def __init__(
@@ -70,7 +68,6 @@ class EnvHost:
         self._first_id = first_id
         self._local = local
         self._passes = KeyboardInterrupt if interruptible else ()
-        self._is_copy: Sequence[bool] = () if interruptible else copy_mark()
         self.envs: list[Any] = []
         self.progress: Any = [0]
         self._used = 0
@@ -80,7 +77,7 @@ class EnvHost:
         for j, env_fn in enumerate(self._env_fns):
             self.mark(j)
             try:
-                env = self._returned(env_fn())
+                env = env_fn()
                 origin = f"env_fns[{self._first_id + j}]()"
                 check_env(env, origin)
                 check_single_agent(env, origin)
@@ -92,7 +89,6 @@ class EnvHost:
             except self._passes:
                 raise
             except BaseException as error:
-                self._end_copy(error)
                 return capture(error, self._first_id + j, "__init__", self._local)
         self._spaces = [report.observation_space for report in reports]
         return reports
@@ -111,7 +107,7 @@ class EnvHost:
         extras, progress, rows, ndarray = dict[int, Extra](), self.progress, self._rows, np.ndarray
         dtype, shape, rewards = rows.dtype, rows.shape, rows.reward
         terminations, truncations, write_info = rows.terminated, rows.truncated, self._write_info
-        plain, quick, is_copy = opcodes.STEP, (opcodes.STEP, opcodes.STEP_RESET), self._is_copy
+        plain, quick = opcodes.STEP, (opcodes.STEP, opcodes.STEP_RESET)
         actions = [None] * len(ops) if action is None else copy_actions(action, len(ops))
         self._used = mark = self._used + len(ops)
         for j, op, env, own_action, row in zip(range(len(ops)), ops, self.envs, actions, rows.obs_rows, strict=True):
@@ -119,8 +115,6 @@ class EnvHost:
                 progress[0] = mark + j
                 try:
                     result = env.step(own_action)
-                    if is_copy:
-                        end_copy()
                     if result.__class__ is tuple and len(result) == 5:
                         obs, reward, terminated, truncated, info = result
                     else:
@@ -178,7 +172,7 @@ class EnvHost:
     def _step(self, j: int, action: Any, op: int) -> Extra | None:
         try:
             self.mark(j)
-            extra = self._rows.write_step(j, result := self._returned(self.envs[j].step(action)))
+            extra = self._rows.write_step(j, result := self.envs[j].step(action))
             if op & opcodes.AUTORESET and (self._rows.terminated[j] or self._rows.truncated[j]):
                 return self._next_episode(j, extra, result[0])
             return extra
@@ -195,7 +189,7 @@ class EnvHost:
         self.mark(j)
         try:
             seed = int(self._seeds[j])
-            result = self._returned(self.envs[j].reset(**({} if seed < 0 else {"seed": seed})))
+            result = self.envs[j].reset(**({} if seed < 0 else {"seed": seed}))
             first = rows.write_reset(j, result) or NO_EXTRA
             if first is NO_EXTRA and last is NO_EXTRA and final.obs is None:
                 first = RESET_IN_ARENA
@@ -214,7 +208,7 @@ class EnvHost:
     def _reset(self, j: int, kwargs: dict[str, Any]) -> Extra | None:
         try:
             self.mark(j)
-            return self._rows.write_reset(j, self._returned(self.envs[j].reset(**kwargs)))
+            return self._rows.write_reset(j, self.envs[j].reset(**kwargs))
         except self._passes:
             raise
         except BaseException as error:
@@ -223,7 +217,7 @@ class EnvHost:
     def call(self, j: int, op: str, args: tuple[Any, ...]) -> Any:
         self.mark(j)
         try:
-            return self._returned(ENV_CALLS[op](self.envs[j], *args))
+            return ENV_CALLS[op](self.envs[j], *args)
         except self._passes:
             raise
         except BaseException as error:
@@ -234,12 +228,11 @@ class EnvHost:
         interrupt: BaseException | None = None
         for j, env in enumerate(self.envs):
             try:
-                if callable(optional(env, "close")):
-                    self._returned(env.close())
+                if callable(getattr(env, "close", None)):
+                    env.close()
             except self._passes as error:  # raised after all envs are closed
                 interrupt = error
             except BaseException as error:
-                self._end_copy(error)
                 problems.append(f"env {self._first_id + j} failed in close(): {type(error).__name__}: {error}")
         self.envs = []
         if interrupt is not None:
@@ -250,19 +243,10 @@ class EnvHost:
         self._used += len(self._env_fns)
         self.progress[0] = self._used + j
 
-    def _returned(self, result: Any) -> Any:
-        self._end_copy()
-        return result
-
-    def _end_copy(self, error: BaseException | None = None) -> None:
-        if self._is_copy:
-            end_copy(error)
-
     def _failed(self, error: BaseException, j: int, op: str) -> Extra:
         return Extra(failure=self._capture(error, j, op))
 
     def _capture(self, error: BaseException, j: int, op: str) -> Failure:
-        self._end_copy(error)
         env_id = self._first_id + j
         return capture(_located(explained(error, op), env_id), env_id, op, self._local)
 
@@ -286,11 +270,15 @@ def _located(error: BaseException, env_id: int) -> BaseException:
 
 def report_of(env: Any) -> EnvReport:
     parts = [getattr(env, name, None) for name in ATTRIBUTES[:-1]]
-    ranges = (optional(each, "reward_range") for each in (env, optional(env, "unwrapped")))
+    ranges = (getattr(each, "reward_range", None) for each in (env, getattr(env, "unwrapped", None)))
     reward_range = next((each for each in ranges if each is not None), None)
     return make_report([*parts, reward_range, learning(env)])
 
 
 def make_report(parts: Sequence[Any]) -> EnvReport:
-    """Build a report with copied spaces, so that the caller's samples do not advance the env's generators."""
-    return EnvReport(*copy.deepcopy(parts[:2]), *parts[2:])
+    """Build a report with copied spaces, so that the caller's samples do not advance the env's generators.
+
+    A missing space becomes a `gymnasium.Space()`, whose elements may be any objects.
+    """
+    spaces = copy.deepcopy([gymnasium.Space() if space is None else space for space in parts[:2]])
+    return EnvReport(*spaces, *parts[2:])

@@ -71,7 +71,11 @@ def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
 
     Exceptions that end a program (SystemExit, ...) become EnvStepError.
     """
-    failure = Failure(env_id, op, type(error).__name__, _text(error), _shortened(_trace(error)))
+    try:
+        text, trace = str(error)[:TEXT_LIMIT], _shortened("".join(traceback.format_exception(error)))
+    except Exception as broken:  # the failure must not end the worker
+        text = trace = f"<no text: its description raised {type(broken).__name__}>"
+    failure = Failure(env_id, op, type(error).__name__, text, trace)
     if not isinstance(error, Exception):
         if local:
             failure.error = failure.as_step_error()
@@ -108,20 +112,6 @@ def one_of(env_ids: Sequence[int]) -> str:
 def _shortened(text: str) -> str:
     half = TEXT_LIMIT // 2
     return text if len(text) <= TEXT_LIMIT else f"{text[:half]}\n[...]\n{text[-half:]}"
-
-
-def _trace(error: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(error))
-    except Exception:  # a `__getattr__` or property of the exception raises
-        return "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)[:TEXT_LIMIT]
-    except Exception as broken:  # a __str__ that raises must not hide the failure
-        return f"<no text: str() raised {type(broken).__name__}>"
 
 
 def _blob(error: Exception) -> bytes | None:

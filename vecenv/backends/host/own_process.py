@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vecenv.backends.host.env_access import optional
 from vecenv.errors import OneEnvPerProcess, add_note, warn_caller
 
 logger = logging.getLogger("vecenv")
@@ -27,7 +26,7 @@ HINT = "The constructors of other envs in its process succeeded, so this env may
 
 def distribution_of(env: Any) -> str | None:
     """Return the distribution of `ONE_PER_PROCESS` that defines the class of `env` or a base class, else `None`."""
-    inner = optional(env, "unwrapped")
+    inner = getattr(env, "unwrapped", None)
     packages = (str(kind.__module__).partition(".")[0] for kind in type(env if inner is None else inner).__mro__)
     return next((ONE_PER_PROCESS[package] for package in packages if package in ONE_PER_PROCESS), None)
 

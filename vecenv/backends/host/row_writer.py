@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,8 +118,7 @@ class RowWriter:
             final[j] = obs[j]
         returned = None
         if not is_exact(last, self._trees[j], self._layout):
-            with suppress(Exception):  # an object that cannot be copied could change in the reset, so the row is used
-                returned = copy.deepcopy(last)
+            returned = copy.deepcopy(last)
         return Final(copy.deepcopy(extra.objects), copy_containers(extra.info or {}), returned)
 
     def restore(self, j: int) -> None:
@@ -153,7 +150,6 @@ def convert_reward(reward: Any) -> tuple[float, np.ndarray | None]:
     """Return (scalar, vector or `None`) for a reward that is not a plain number."""
     try:
         array = nest.as_array(reward)
-        array = np.asarray(float(reward)) if array.dtype.kind in "OV" and not array.ndim else array  # such as a Decimal
     except Exception:  # ragged, or an unreadable tensor
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
@@ -198,57 +194,62 @@ def _object_put(own: Any, keep: Keep | None) -> Put:
     def put(obs: Any, objects: Any) -> None:
         objects.append(obs if keep is None or obs.__class__ in IMMUTABLE_TYPES else keep(obs))
 
-    def put_tree(obs: Any, objects: Any) -> None:
-        parts: list[Any] = []
-        put_parts(obs, parts)
-        scalars = (part[()] if part.__class__ is np.ndarray else part for part in parts)
-        objects.append(tuple(scalars) if isinstance(own, tuple) else dict(zip(own, scalars, strict=True)))
-
-    if isinstance(own, dict):
-        put_parts = _dict_put({key: _object_put(child, keep) for key, child in own.items()}, own)
-    elif isinstance(own, tuple):
-        put_parts = _tuple_put([_object_put(child, keep) for child in own], own)
-    else:
-        return put_array if isinstance(own, Leaf) else put
-    return put_tree
+    return put_array if isinstance(own, Leaf) else put
 
 
 def _dict_put(children: dict[Any, Put], own: Any) -> Put:
     keys, items = children.keys(), tuple(children.items())
 
     def put(obs: Any, objects: list[Any] | None) -> None:
-        if obs.__class__ is not dict and not isinstance(obs, Mapping):
-            raise ObservationError(
-                f"{_path(own)} is a {type(obs).__name__}, expected a dict with the keys {list(keys)}"
-            )
-        if obs.keys() != keys:
-            raise wrong_keys(obs, own)
+        if obs.__class__ is not dict or obs.keys() != keys:
+            _check_dict(obs, own)
         for key, child in items:
             child(obs[key], objects)
 
     return put
 
 
-def wrong_keys(obs: Mapping[Any, Any], own: Mapping[Any, Any]) -> ObservationError:
-    missing, extra = [k for k in own if k not in obs], [k for k in obs if k not in own]
-    return ObservationError(f"{_path(own)} has the wrong keys: missing {missing}, not in the space {extra}")
+def _check_dict(obs: Any, own: Mapping[Any, Any]) -> None:
+    if not isinstance(obs, Mapping):
+        raise ObservationError(f"{_path(own)} is a {type(obs).__name__}, expected a dict with the keys {list(own)}")
+    if obs.keys() != own.keys():
+        missing, extra = [k for k in own if k not in obs], [k for k in obs if k not in own]
+        raise ObservationError(f"{_path(own)} has the wrong keys: missing {missing}, not in the space {extra}")
 
 
 def _tuple_put(children: list[Put], own: Any) -> Put:
     def put(obs: Any, objects: list[Any] | None) -> None:
-        # As in gymnasium, lists and arrays are elements of a Tuple space.
-        is_sequence = isinstance(obs, (tuple, list)) or (isinstance(obs, np.ndarray) and obs.ndim > 0)
-        if not is_sequence or len(obs) != len(children):
-            got = f"a {type(obs).__name__}" + (f" of {len(obs)}" if is_sequence else "")
-            raise ObservationError(f"{_path(own)} is {got}, expected a tuple of {len(children)}")
+        _check_tuple(obs, own)
         for child, part in zip(children, obs, strict=True):
             child(part, objects)
 
     return put
 
 
-def fit(value: Any, leaf: Leaf) -> np.ndarray:
-    """Return `value` as an array with the shape and dtype of `leaf`.
+def _check_tuple(obs: Any, own: tuple[Any, ...]) -> None:
+    # As in gymnasium, lists and arrays are elements of a Tuple space.
+    is_sequence = isinstance(obs, (tuple, list)) or (isinstance(obs, np.ndarray) and obs.ndim > 0)
+    if not is_sequence or len(obs) != len(own):
+        got = f"a {type(obs).__name__}" + (f" of {len(obs)}" if is_sequence else "")
+        raise ObservationError(f"{_path(own)} is {got}, expected a tuple of {len(own)}")
+
+
+def fit_tree(obs: Any, tree: Any, rows: tuple[int, ...] = ()) -> Any:
+    """Return `obs` with arrays in the shapes `(*rows, *shape)` and dtypes of the leaves of `tree`.
+
+    Raises ObservationError as `fit`, and for other keys or numbers of parts.
+    """
+    if isinstance(tree, dict):
+        _check_dict(obs, tree)
+        return {key: fit_tree(obs[key], child, rows) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        _check_tuple(obs, tree)
+        return tuple(fit_tree(part, child, rows) for part, child in zip(obs, tree, strict=True))
+    return fit(obs, tree, rows) if isinstance(tree, Leaf) else obs
+
+
+def fit(value: Any, leaf: Leaf, rows: tuple[int, ...] = ()) -> np.ndarray:
+    """Return `value` as an array with the shape `(*rows, *leaf.shape)` and the dtype of `leaf`.
 
     Raises ObservationError for a different shape ((1,) and () count as equal), and if a value would change, except by
     rounding to a float type.
@@ -259,10 +260,10 @@ def fit(value: Any, leaf: Leaf) -> np.ndarray:
         raise ObservationError(f"{leaf.path} is ragged, {_expected(leaf)}") from None
     except Exception as error:  # a tensor with gradients, or an unknown dtype
         raise ObservationError(f"{leaf.path} is not an array: {error}; {_expected(leaf)}") from error
-    if array.shape != leaf.shape:
-        if array.shape + leaf.shape != (1,):
+    if array.shape != (shape := (*rows, *leaf.shape)):
+        if array.shape[: len(rows)] != rows or array.shape[len(rows) :] + leaf.shape != (1,):
             raise ObservationError(f"{leaf.path} is {_described(array)}, {_expected(leaf)}")
-        array = array.reshape(leaf.shape)
+        array = array.reshape(shape)
     if array.dtype == leaf.dtype:
         return array
     cast = cast_exactly(array, leaf.dtype)
@@ -289,51 +290,23 @@ def is_exact(obs: Any, tree: Any, layout: Any) -> bool:
 
 
 def copy_containers(value: Any) -> Any:
-    """Copy containers and their arrays, because the env may change them later. Other objects stay shared."""
-    try:
-        return _copy_dict(value) if value.__class__ is dict else _copy_arrays(value)
-    except RecursionError:
-        return value
+    """Copy dicts, lists, tuples, namedtuples (gymnasium's GraphInstance) and arrays, because the env may change them.
 
-
-def _copy_dict(value: dict[Any, Any]) -> dict[Any, Any]:
-    copied = value.copy()
-    for key, child in value.items():
-        kind = child.__class__
-        if kind in IMMUTABLE_TYPES:
-            continue
-        if kind is np.ndarray:
-            copied[key] = child.copy()
-        else:
-            copied[key] = _copy_dict(child) if kind is dict else _copy_arrays(child)
-    return copied
-
-
-def _copy_arrays(value: Any) -> Any:
-    if value.__class__ in IMMUTABLE_TYPES:
-        return value
-    if value.__class__ is dict:
-        return _copy_dict(value)
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if value.__class__ in (list, tuple):
-        return value.__class__(_copy_arrays(child) for child in value)
-    if isinstance(value, tuple) and hasattr(value, "_make"):  # a namedtuple
-        return value._make(map(_copy_arrays, value))
-    base: Any = next((base for base in CONTAINERS if isinstance(value, base)), None)
-    try:
-        copied = value if base is None else copy.copy(value)
-        if base in (dict, list, deque):  # not the methods of the value, because a subclass may replace them
-            for place in list(base.keys(copied)) if base is dict else range(base.__len__(copied)):
-                base.__setitem__(copied, place, _copy_arrays(base.__getitem__(copied, place)))
+    Other objects stay shared.
+    """
+    kind = value.__class__
+    if kind is dict:
+        copied = value.copy()
+        for key, child in value.items():
+            if child.__class__ is np.ndarray:
+                copied[key] = child.copy()
+            elif child.__class__ not in IMMUTABLE_TYPES:
+                copied[key] = copy_containers(child)
         return copied
-    except RecursionError:
-        raise
-    except Exception:  # the class of the user allows no copies
-        return value
-
-
-CONTAINERS = dict, list, deque, set, bytearray, np.void
+    if kind is list or kind is tuple or hasattr(kind, "_make"):
+        parts = [each if each.__class__ in IMMUTABLE_TYPES else copy_containers(each) for each in value]
+        return getattr(kind, "_make", kind)(parts)
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def convert_flag(name: str, flag: Any) -> bool:

@@ -31,8 +31,6 @@ _CachedFunction: Any = type(functools.lru_cache(maxsize=None)(len))
 def dumps(value: Any) -> bytes:
     try:
         return pickle.dumps(value, protocol=5)
-    except RecursionError:
-        raise
     except Exception:
         return dumps_by_value(value)
 
@@ -259,32 +257,21 @@ def may_travel() -> bool:
     return context.get_spawning_popen() is not None or getattr(_pickling, "fds", None) is not None
 
 
-FDS_PER_MESSAGE = 200
-"""Linux allows 253."""
-
-
-def send_descriptors(sock: socket.socket, fds: Sequence[int]) -> None:
-    while len(fds) > FDS_PER_MESSAGE:
-        socket.send_fds(sock, [b"+"], fds[:FDS_PER_MESSAGE])
-        fds = fds[FDS_PER_MESSAGE:]
-    socket.send_fds(sock, [b"."], fds)
+MOST_DESCRIPTORS = 250
+"""Linux sends at most 253 in a message."""
 
 
 def receive_descriptors(sock: socket.socket) -> list[int]:
-    """Receive the descriptors of a call of `send_descriptors`.
+    """Receive the descriptors of a call of `socket.send_fds`.
 
     Raises EOFError if the sender closes the socket, OSError if this process has too many open files.
     """
-    received: list[int] = []
-    while True:
-        data, fds, flags, _ = socket.recv_fds(sock, 1, FDS_PER_MESSAGE)
-        received += fds
-        if not data:
-            raise EOFError("the sender of descriptors is gone")
-        if flags & socket.MSG_CTRUNC:
-            raise OSError(
-                f"this process can open only {len(received)} of the file descriptors that another process sent: "
-                "raise `ulimit -n`"
-            )
-        if data == b".":
-            return received
+    data, fds, flags, _ = socket.recv_fds(sock, 1, MOST_DESCRIPTORS)
+    if not data:
+        raise EOFError("the sender of descriptors is gone")
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(
+            f"this process can open only {len(fds)} of the file descriptors that another process sent: raise `ulimit "
+            "-n`"
+        )
+    return fds

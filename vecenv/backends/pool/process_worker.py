@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from vecenv.backends.ipc.messages import Channel
 from vecenv.backends.memory.shared_memory import LargeData
@@ -52,29 +52,26 @@ class ProcessWorker(WorkerHandle):
     def __init__(self, index: int, ids: range) -> None:
         super().__init__(index, ids)
         self.process: Any = None
-        self.server: Any = None
         self._pipes: tuple[int, ...] = ()
         self._pidfd: int | None = None
-        self._is_child = self._is_cut_off = False
-
-    @property
-    def launched(self) -> bool:
-        return self.process is not None
+        self._is_child = False
 
     @property
     def pid(self) -> int:
         return int(self.process.pid)
 
-    def launch(self, args: WorkerArgs) -> None:
+    def launch(self, pool: ProcessPool, args: WorkerArgs) -> None:
         ours, theirs = socket.socketpair()
         enlarge_buffers(ours, theirs)
         self.channel = Channel(ours)
         _launched.add(self)
+        pool.complete(args)
         args.socket = theirs
-        self._is_child, self._is_cut_off = args.method != "forkserver", False
+        self._is_child, self.cut_off = args.method != "forkserver", False
+        name = f"vecenv-worker-{self.index}"
         try:
-            self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}", self.server)
-            self.alive = True
+            self.process = start_process(args.method, worker_main, (args,), name, pool.preloaded)
+            self.launched = self.alive = True
         except BaseException:  # if the process has started, closing the channel ends it
             self.close_ends()
             raise
@@ -97,7 +94,8 @@ class ProcessWorker(WorkerHandle):
 
     def clean_up(self) -> None:
         if not self.has_ended(TIME_TO_END):
-            self.cut_off()
+            self.cut_off = True
+            self.kill()
         # multiprocessing closes these descriptors. A later `close_ends` could close other files with the same numbers.
         self._pipes = ()
         self.channel.close()
@@ -121,10 +119,6 @@ class ProcessWorker(WorkerHandle):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)
         self.has_ended(1.0)
-
-    def cut_off(self) -> None:
-        self._is_cut_off = True
-        self.kill()
 
     def kill_group(self) -> None:
         # macOS refuses (PermissionError) if all processes in the group have ended.
@@ -165,15 +159,19 @@ class ProcessWorker(WorkerHandle):
 
     def cause(self) -> str:
         exitcode = self.process.exitcode
-        return CUT_OFF if self._is_cut_off and exitcode in (None, -signal.SIGKILL) else exit_in_words(exitcode)
+        return CUT_OFF if self.cut_off and exitcode in (None, -signal.SIGKILL) else exit_in_words(exitcode)
 
 
 class ProcessPool(WorkerPool):
-    def __init__(self, context: str | None, affinity: bool) -> None:
-        super().__init__()
+    worker_type = ProcessWorker
+
+    def __init__(self, start_timeout: float, context: str | None, affinity: bool) -> None:
+        super().__init__(start_timeout)
         self._method = check_method(context)
         self.forked = self._method == "fork"
         self._affinity = affinity
+        self.preloaded: Any = None
+        """Server that has imported the modules of the env_fns for all workers, or `None`."""
 
     def default_num_workers(self, n: int, eager: bool) -> int:
         return default_num_workers(n, eager)
@@ -184,24 +182,18 @@ class ProcessPool(WorkerPool):
             self._affinity = False
             warn_caller("affinity=True has no effect: this system cannot bind processes to CPUs")
 
-    def handle(self, index: int, ids: range) -> ProcessWorker:
-        return ProcessWorker(index, ids)
-
     def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
         file = LargeData()
         self.own_fd(file.descriptor.fd)
         pickled = pickle_env_fns(env_fns, file)
         self.large = file.descriptor if file.size else None
+        if self._method == "forkserver":
+            modules = frozenset[str]().union(*(env_fn.modules for env_fn in pickled))
+            self.preloaded = preloaded_server(modules, _environ(), self.start_timeout)
         return pickled
 
-    def preload(self, env_fns: Sequence[Any]) -> None:
-        if self._method == "forkserver":
-            modules = frozenset[str]().union(*(env_fn.modules for env_fn in env_fns))
-            server = preloaded_server(modules, _environ(), self.start_timeout)
-            for worker in self.workers:
-                cast(ProcessWorker, worker).server = server
-
     def complete(self, args: WorkerArgs) -> None:
+        """Add the arguments of a process."""
         args.method = self._method
         args.starter = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         if self._method == "forkserver":  # a forkserver has the environment of its own start

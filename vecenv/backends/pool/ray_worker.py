@@ -20,7 +20,7 @@ from typing import Any
 
 from vecenv import ray_cluster
 from vecenv.backends.ipc.messages import CLOSED, Channel, Frame
-from vecenv.backends.ipc.serialization import dumps_apart, send_descriptors
+from vecenv.backends.ipc.serialization import dumps_apart
 from vecenv.backends.ipc.waiting import wakeup_fds
 from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE, NOTHING, PROGRESS
 from vecenv.backends.memory.shared_state import SharedState
@@ -29,7 +29,7 @@ from vecenv.backends.pool.start_methods import search_path
 from vecenv.backends.pool.worker_handle import WorkerHandle, hung, stack_of_process
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.worker.ray_actor import HELLO, DriverAddress, EnvActor, joined, peer_of, results_for
-from vecenv.backends.worker.worker_setup import PickledEnvFn, WorkerArgs
+from vecenv.backends.worker.worker_setup import WorkerArgs, pickle_env_fns
 
 
 class CallChannel:
@@ -139,26 +139,22 @@ CAUSE_TIMEOUT = 1.0
 class RayWorker(WorkerHandle):
     """Handle of an actor. Frames travel by calls, or through a socket if the actor is on this node."""
 
-    def __init__(self, index: int, ids: range, pool: RayPool) -> None:
+    def __init__(self, index: int, ids: range) -> None:
         super().__init__(index, ids)
-        self._pool = pool
+        self._step_timeout: float | None = None
         self._actor: Any = None
         self._place: Future[Any] | None = None
-        self._peer = 0
+        self._peer, self._peer_node = 0, ""
         self.fds_to_send: list[int] = []
         self._calls: CallChannel
         self._hang = ""
         """Key under which the actor records a hang (see `HangGuard`)."""
 
-    @property
-    def launched(self) -> bool:
-        return self._actor is not None
-
     def _where_it_is(self) -> tuple[int, str] | None:
         """Return pid and node of the actor, if known. Its socket may show the pid before Ray answers."""
         place = self._place
         if place is None or not place.done() or place.exception() is not None:
-            return (self._peer, self._pool.node) if self._peer else None
+            return (self._peer, self._peer_node) if self._peer else None
         found: tuple[int, str] = place.result()
         return found
 
@@ -172,10 +168,13 @@ class RayWorker(WorkerHandle):
         place = self._where_it_is()
         return "an actor that has not started" if place is None else f"pid {place[0]} on node {place[1]}"
 
-    def launch(self, args: WorkerArgs) -> None:
+    def launch(self, pool: RayPool, args: WorkerArgs) -> None:
+        self._step_timeout = pool.step_timeout
         self._peer, self.on_this_node, self.reports_progress = 0, False, False
+        args.setup.paths = search_path()  # to find modules if the nodes share a file system
         blob, self.fds_to_send = dumps_apart(args)
-        actor = self._actor = ray_cluster.make_actor(EnvActor, self._pool.options, self.start, len(self.ids))
+        actor = self._actor = ray_cluster.make_actor(EnvActor, pool.options, self.start, len(self.ids))
+        self.launched = True
 
         def call(method: str, *arguments: Any, results: int = 1) -> Future[Any]:
             return ray_cluster.call_actor(getattr(actor, method), results, *arguments)
@@ -184,15 +183,15 @@ class RayWorker(WorkerHandle):
         self.channel = self._calls = CallChannel(call, self.line, args.setup.states)
         self.alive = True
         self._hang = secrets.token_hex(16)
-        pool = self._pool
         self._calls.start("start", self.index, blob, pool.address, pool.step_timeout, self._hang, pool.common)
 
     def expect(self, size: int) -> None:
         self._calls.results = results_for(size)
 
-    def connected(self, sock: socket.socket, peer: int) -> None:
-        """Switch to frames through a socket, because the actor is on this node."""
-        self.channel, self._peer, self.on_this_node, self.reports_progress = Channel(sock), peer, True, True
+    def connected(self, sock: socket.socket, peer: int, node: str) -> None:
+        """Switch to frames through a socket, because the actor, with the process id `peer`, is on this node."""
+        self.channel, self._peer, self._peer_node = Channel(sock), peer, node
+        self.on_this_node = self.reports_progress = True
 
     def fds(self) -> list[int]:
         return [self._calls.fileno()]
@@ -226,7 +225,7 @@ class RayWorker(WorkerHandle):
         self.alive = False
 
     def _read_hang(self) -> None:
-        limit = self._pool.step_timeout
+        limit = self._step_timeout
         if limit is not None and not self.on_this_node and (found := ray_cluster.get_record(self._hang)):
             ray_cluster.remove_record(self._hang)
             place, _, stack = found.partition(" ")
@@ -251,8 +250,10 @@ class RayWorker(WorkerHandle):
 class RayPool(WorkerPool):
     """Pool of actors. `options`: see `ray_cluster.actor_options`."""
 
-    def __init__(self, step_timeout: float | None = None, **options: Any) -> None:
-        super().__init__()
+    worker_type = RayWorker
+
+    def __init__(self, start_timeout: float, step_timeout: float | None = None, **options: Any) -> None:
+        super().__init__(start_timeout)
         self.step_timeout, self._arguments = step_timeout, options
         self.options: dict[str, Any] = {}
         self._cluster: ray_cluster.RayCluster | None = None
@@ -288,17 +289,11 @@ class RayPool(WorkerPool):
 
     def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
         """If all env_fns have one pickle, put it into Ray's object store."""
-        found: list[PickledEnvFn] = super().pickle_env_fns(env_fns)
+        found = pickle_env_fns(env_fns)
         if found[0].place is None:
             return found
         self.common = ray_cluster.put_bytes(found[0].blob)
         return [replace(env_fn, blob=b"") for env_fn in found]
-
-    def handle(self, index: int, ids: range) -> RayWorker:
-        return RayWorker(index, ids, self)
-
-    def complete(self, args: WorkerArgs) -> None:
-        args.setup.paths = search_path()  # to find modules if the nodes share a file system
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -311,7 +306,7 @@ class RayPool(WorkerPool):
         if worker is None:
             sock.close()
             return
-        worker.connected(sock, pid)
+        worker.connected(sock, pid, self.node)
         self.watch(sock.fileno(), worker)
 
     def _greeted(self, sock: socket.socket) -> RayWorker | None:
@@ -322,7 +317,7 @@ class RayPool(WorkerPool):
             assert isinstance(worker, RayWorker)
             if not hmac.compare_digest(token, self._token) or not worker.alive:
                 return None
-            send_descriptors(sock, worker.fds_to_send)
+            socket.send_fds(sock, [b"."], worker.fds_to_send)
         except (OSError, struct.error, IndexError):  # not a worker, or gone
             return None
         sock.setblocking(True)

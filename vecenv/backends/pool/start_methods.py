@@ -7,10 +7,8 @@ forkserver* has imported numpy and gymnasium, so that workers start in milliseco
 from __future__ import annotations
 
 import io
-import math
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +28,6 @@ from multiprocessing import (
 )
 from typing import Any
 
-from vecenv.backends.ipc.serialization import FDS_PER_MESSAGE, receive_descriptors, send_descriptors
 from vecenv.backends.worker.worker_setup import leave_forkserver
 
 START_METHODS = ("fork", "forkserver", "spawn")
@@ -130,32 +127,15 @@ def _preparation(name: str) -> dict[str, Any]:
     return preparation
 
 
-def _pickled(popen: Any, process_object: process.BaseProcess, most_fds: float = math.inf) -> bytes:
+def _pickled(popen: Any, process_object: process.BaseProcess) -> bytes:
     preparation, body = io.BytesIO(), io.BytesIO()
     context.set_spawning_popen(popen)
     try:
         reduction.dump(process_object, body)
-        further = {"further_descriptors": _Further()} if len(popen._fds) > most_fds else {}
-        reduction.dump({**_preparation(process_object.name), **further}, preparation)
+        reduction.dump(_preparation(process_object.name), preparation)
     finally:
         context.set_spawning_popen(None)
     return preparation.getvalue() + body.getvalue()
-
-
-class _Further:
-    """Object that, when the new process unpickles it, receives the descriptors beyond `FDS_PER_MESSAGE` from a socket.
-
-    The socket is the last inherited descriptor.
-    """
-
-    def __reduce__(self) -> Any:
-        return _receive_further, ()
-
-
-def _receive_further() -> None:
-    fds: Any = forkserver.get_inherited_fds()
-    with socket.socket(fileno=fds.pop()) as sock:
-        fds += receive_descriptors(sock)
 
 
 def _ensure_server() -> None:
@@ -189,15 +169,8 @@ class _ForkServerPopen(popen_forkserver.Popen):
         super().__init__(process_obj)
 
     def _launch(self, process_obj: process.BaseProcess) -> None:
-        data = _pickled(self, process_obj, FDS_PER_MESSAGE)
-        further = self._fds[FDS_PER_MESSAGE:]
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            self.sentinel, write_end = self._connect(
-                self._fds[:FDS_PER_MESSAGE] + ([theirs.fileno()] if further else [])
-            )
-            if further:
-                send_descriptors(ours, further)
+        data = _pickled(self, process_obj)
+        self.sentinel, write_end = self._connect(self._fds)
         # Keep a copy of `write_end` until this process ends, because on macOS the worker ends when this pipe hangs up.
         kept = os.dup(write_end)
         self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))

@@ -59,6 +59,12 @@ class WorkerHandle(Watched):
     channel: Any
     """`messages.Channel`, or an object with the same non-blocking methods for the parent."""
     stacks: int
+    wakeup: Any = None
+    """`Wakeup` of a worker that sleeps on shared memory."""
+    launched = False
+    """True if a worker was ever started."""
+    cut_off = False
+    """True if the worker was killed because it has closed its channel, but has not ended."""
     on_this_node = True
     """True if the worker shares memory with this process."""
 
@@ -69,11 +75,6 @@ class WorkerHandle(Watched):
         self.served = False
         self.problems: list[str] | None = None
         self.reason: Reason | None = None
-
-    @property
-    @abstractmethod
-    def launched(self) -> bool:
-        """True if a worker was ever started."""
 
     @property
     @abstractmethod
@@ -93,8 +94,8 @@ class WorkerHandle(Watched):
         return f"the worker ({self.where}, envs {list(self.ids)}) was killed"
 
     @abstractmethod
-    def launch(self, args: WorkerArgs) -> None:
-        """Start the worker with a new channel. Returns before the envs are made."""
+    def launch(self, pool: Any, args: WorkerArgs) -> None:
+        """Start a worker of `pool` with a new channel. Returns before the envs are made."""
 
     @abstractmethod
     def fds(self) -> list[int]:
@@ -111,10 +112,6 @@ class WorkerHandle(Watched):
     @abstractmethod
     def kill(self) -> None:
         """Kill the worker, including the group of a worker process. On this node, wait a few seconds for its end."""
-
-    def cut_off(self) -> None:
-        """Kill a worker that has closed its channel, but has not ended."""
-        self.kill()
 
     @abstractmethod
     def clean_up(self) -> None:

@@ -18,7 +18,7 @@ import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,8 +28,8 @@ from vecenv.backends.host.own_process import hint_at_own_process
 from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.ipc.serialization import Descriptor
-from vecenv.backends.ipc.waiting import wakeup_fds
-from vecenv.backends.memory.shared_memory import DOING, NOTHING, Control, anonymous_file
+from vecenv.backends.ipc.waiting import fence, wakeup_fds
+from vecenv.backends.memory.shared_memory import DOING, FRAMES, NOTHING, Control, anonymous_file
 from vecenv.backends.memory.shared_state import pickled_by_name
 from vecenv.backends.pool.worker_handle import TIME_TO_END, Reason, WorkerHandle
 from vecenv.backends.system_limits import blocks_of, open_standard_streams
@@ -39,7 +39,6 @@ from vecenv.backends.worker.worker_setup import (
     WorkerArgs,
     WorkerSetup,
     check_imports,
-    pickle_env_fns,
     registered_envs,
     running_files,
 )
@@ -47,26 +46,36 @@ from vecenv.errors import WorkerTimeoutError
 from vecenv.seeds import worker_seeds
 
 LONGEST_POLL = 3600.0
+MOST_STATES = 200
+"""A worker receives a file descriptor per state, and the system limits the number."""
+
+
+class PoolOwner(Protocol):
+    """Backend that a pool serves until `WorkerPool.close`."""
+
+    @property
+    def server(self) -> type[RoundServer]:
+        """Class that serves rounds in the workers."""
+
+    def worker_args(self, worker: WorkerHandle) -> Any:
+        """Return the transport's arguments for a worker that starts."""
+
+    def on_frame(self, worker: WorkerHandle, frame: Frame) -> None:
+        """Handle a frame of a worker."""
+
+    def on_loss(self, worker: WorkerHandle) -> None:
+        """Handle the end of a worker."""
 
 
 class WorkerPool(ABC):
-    """Workers of a vector env. The backend sets these attributes:
+    """Workers of a vector env. `start_timeout`: seconds for all constructors together."""
 
-    - `start_timeout`: seconds for all constructors together
-    - `server`: class that serves rounds in the workers
-    - `on_frame`, `on_loss`: called when a frame arrives, and when a worker has ended
-    - `announce`, `notify`: called before and after the pool sends a frame to a serving worker
-    """
-
-    server: type[RoundServer]
-    start_timeout: float
-    on_frame: Callable[[WorkerHandle, Frame], None]
-    on_loss: Callable[[WorkerHandle], None]
-    announce: Callable[[WorkerHandle], None]
-    notify: Callable[[WorkerHandle], None]
+    worker_type: type[WorkerHandle]
     forked = False
 
-    def __init__(self) -> None:
+    def __init__(self, start_timeout: float) -> None:
+        self.start_timeout = start_timeout
+        self._owner: PoolOwner | None = None
         self.workers: list[WorkerHandle] = []
         self._by_fd: dict[int, WorkerHandle | Callable[[], None]] = {}
         self._poller = select.poll()
@@ -84,19 +93,9 @@ class WorkerPool(ABC):
     def prepare(self, num_workers: int) -> None:
         """Prepare for the first launch. Raises if the system does not allow this number of workers."""
 
+    @abstractmethod
     def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
-        return pickle_env_fns(env_fns)
-
-    def preload(self, env_fns: Sequence[Any]) -> None:  # noqa: B027
-        """Import the modules of the pickled env_fns once for all workers, if possible."""
-
-    @abstractmethod
-    def handle(self, index: int, ids: range) -> WorkerHandle:
-        """Build a handle."""
-
-    @abstractmethod
-    def complete(self, args: WorkerArgs) -> None:
-        """Add the arguments that depend on the kind of worker."""
+        """Return a `PickledEnvFn` per env, and place data that the workers share."""
 
     def late_text(self, late: Sequence[WorkerHandle]) -> str:
         ids, limit = [i for worker in late for i in worker.ids], self.start_timeout
@@ -104,7 +103,8 @@ class WorkerPool(ABC):
             f"envs {ids} were not constructed within start_timeout={limit} s; pass a larger one for slow constructors"
         )
 
-    def open(self, num_workers: int, n: int, eager: bool) -> None:
+    def open(self, owner: PoolOwner, num_workers: int, n: int, eager: bool) -> None:
+        self._owner = owner
         check_imports()
         self.prepare(num_workers)
         open_standard_streams()
@@ -116,21 +116,22 @@ class WorkerPool(ABC):
             self.own_fd(fd)
         self.watch(self._waker[0], _stay_awake)
         stacks = self.own_fd(anonymous_file("vecenv-stacks"))
-        self.workers = [self.handle(w, ids) for w, ids in enumerate(blocks_of(n, num_workers))]
+        self.workers = [self.worker_type(w, ids) for w, ids in enumerate(blocks_of(n, num_workers))]
         for worker in self.workers:
             worker.line, worker.stacks = self.control.line(worker.index), stacks
         self.worker_of = np.repeat(np.arange(num_workers), [len(w.ids) for w in self.workers])
 
-    def start(
-        self, env_fns: Sequence[Callable[[], Any]], transport_args: Callable[[WorkerHandle], Any]
-    ) -> list[EnvReport]:
+    def start(self, env_fns: Sequence[Callable[[], Any]]) -> list[EnvReport]:
         with pickled_by_name() as states:
             self._env_fns = list(env_fns) if self.forked else self.pickle_env_fns(env_fns)
         self._states = list(states.values())
+        if len(states) > MOST_STATES and not self.forked:
+            raise ValueError(
+                f"the env functions have {len(states)} EnvCreators with a state each, at most {MOST_STATES} are "
+                "allowed: use one EnvCreator for several envs"
+            )
         self._reporting = None if self.forked else Reporting.of_this_process()
-        self._transport_args = transport_args
         registered = self._registered()
-        self.preload(self._env_fns)
         for worker in self.workers:
             self._launch(worker, registered)
         self._await_ready(self.workers, hints=True)
@@ -161,6 +162,7 @@ class WorkerPool(ABC):
         return [] if self.forked else registered_envs()
 
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
+        assert self._owner is not None
         worker.line[DOING] = NOTHING
         worker.ready = worker.reason = worker.problems = None
         env_fns = self._env_fns[worker.start : worker.stop]
@@ -174,12 +176,11 @@ class WorkerPool(ABC):
             stacks=Descriptor(worker.stacks),
             setup=WorkerSetup(env_fns, registered, states=self._states, large=self.large, reporting=self._reporting),
             seeds=worker_seeds(worker.index),
-            server=self.server,
-            transport=self._transport_args(worker),
+            server=self._owner.server,
+            transport=self._owner.worker_args(worker),
             imports=running_files(self.forked),
         )
-        self.complete(args)
-        worker.launch(args)
+        worker.launch(self, args)
         for fd in worker.fds():
             self.watch(fd, worker)
 
@@ -208,9 +209,13 @@ class WorkerPool(ABC):
 
     def request(self, worker: WorkerHandle, kind: int, number: int, payload: bytes = b"") -> None:
         """Send a frame that a serving worker reads between rounds."""
-        self.announce(worker)
+        # With shared memory, the worker watches this count, not its channel. Count before sending, so that interrupts
+        # leave no frame unread.
+        worker.line[FRAMES] += 1
         self.post(worker, kind, number, payload)
-        self.notify(worker)
+        if worker.wakeup is not None:
+            fence()
+            worker.wakeup.wake()
 
     def events(self, deadline: float | None) -> Sequence[tuple[int, int]]:
         """Poll until an event or `deadline` (time.monotonic; `None`: do not wait)."""
@@ -224,14 +229,13 @@ class WorkerPool(ABC):
     def handle_events(self, events: Sequence[tuple[int, int]]) -> None:
         # Look up all owners first, because handling a worker's end closes descriptors, whose numbers may be reused.
         for found, fd, event in [(self._by_fd.get(fd), fd, event) for fd, event in events]:
-            if isinstance(found, WorkerHandle):
-                if found.alive:
-                    if fd == found.channel.fileno():
-                        self._on_channel(found, event)
-                    else:
-                        self._on_end(found)
-            elif found is not None:
+            if callable(found):
                 found()
+            elif found is not None and found.alive:
+                if fd == found.channel.fileno():
+                    self._on_channel(found, event)
+                else:
+                    self._on_end(found)
 
     def _on_channel(self, worker: WorkerHandle, event: int) -> None:
         if event & select.POLLOUT and worker.channel.flush():
@@ -242,7 +246,8 @@ class WorkerPool(ABC):
             if worker.has_ended(TIME_TO_END):
                 self._on_end(worker)
             elif not self.closing:
-                worker.cut_off()
+                worker.cut_off = True
+                worker.kill()
                 self._on_end(worker)
 
     def _receive(self, worker: WorkerHandle) -> None:
@@ -255,8 +260,8 @@ class WorkerPool(ABC):
                 worker.served = worker.served or not isinstance(worker.ready, Failure)
             elif frame.kind == messages.CLOSED:
                 worker.problems = pickle.loads(frame.payload)
-            else:
-                self.on_frame(worker, frame)
+            elif self._owner is not None:
+                self._owner.on_frame(worker, frame)
 
     def _on_end(self, worker: WorkerHandle) -> None:
         if worker.alive:
@@ -266,7 +271,8 @@ class WorkerPool(ABC):
     def _note_end(self, worker: WorkerHandle) -> None:
         self._unregister(*[fd for fd, found in self._by_fd.items() if found is worker])
         worker.clean_up()
-        self.on_loss(worker)
+        if self._owner is not None:
+            self._owner.on_loss(worker)
 
     def _unregister(self, *fds: int) -> None:
         for fd in fds:
@@ -304,6 +310,7 @@ class WorkerPool(ABC):
     def close(self, timeout: float) -> list[str]:
         """Close the envs and end the workers. Return a line for each problem."""
         self.closing = True
+        self._owner = None  # which holds the arena
         if self._waker is not None:  # the waker stays readable, but must end only waits of other threads
             self._by_fd.pop(self._waker[0], None)
         self._renew_poller()  # another thread or an interrupted call may still use the old poller

@@ -24,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 
 from vecenv import portability
-from vecenv.backends.host.forked_copy import copy_mark, end_copy
 from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.worker.reporting import Reporting
 from vecenv.backends.worker.worker_setup import leave_forkserver, set_environment, set_files_of_starters
@@ -94,16 +93,12 @@ def serve(
 
 def import_all(names: Sequence[str]) -> ImportReport:
     """Import the modules. Stop at the first module that raises or leaves state that workers must not inherit."""
-    before, fds, libraries, is_copy = set(sys.modules), set(_descriptors()), _drivers(), copy_mark()
+    before, fds, libraries = set(sys.modules), set(_descriptors()), _drivers()
     for name in names:
         try:
             importlib.import_module(name)
-            if is_copy:
-                end_copy()
             reason = _problem(name, before, fds, libraries)
         except BaseException as error:
-            if is_copy:
-                end_copy(error)
             reason = f"its import raised {type(error).__name__}: {error}"
         if reason:
             return ImportReport(name, reason)

@@ -58,7 +58,7 @@ class Bundle(NamedTuple):
 
 PART = 96_000
 """Bytes per part of an answer. Each part is a separate result of the call, because Ray sends up to 100 KB per
-result directly (`max_direct_call_object_size`). Larger results pass through object stores, which takes 20 ms or more.
+result directly (`max_direct_call_object_size`). Larger results pass through object stores, which takes longer.
 """
 MOST_PARTS = 64
 """Maximum number of parts. Ray sends at most 10 MB per answer directly (`task_rpc_inlined_bytes_limit`)."""
