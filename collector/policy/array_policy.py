@@ -18,9 +18,8 @@ from collector.policy.keyed_noise import restored_generators
 from collector.policy.policy_call import ExplorationType, PolicyCall
 from collector.policy.recurrent_state import RecurrentState
 from vecenv import nest
-from vecenv.actions import rows_of_objects
+from vecenv.actions import batch_actions
 from vecenv.errors import add_note
-from vecenv.layout import merge_trees, space_tree
 from vecenv.nest import as_array, cast_exactly
 
 OutputLayout = dict[str, RowLayout]
@@ -147,7 +146,6 @@ class OutputCheck:
         self._last: Any = None
         self._to_cast: list[str] = []
         self._space: Any = env.action_space[0]
-        self._form = merge_trees([space_tree(space, "action") for space in env.action_space], "action")
         self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
 
     def __call__(self, outputs: Outputs, rows: int) -> Outputs:
@@ -175,9 +173,14 @@ class OutputCheck:
             return {"action": nest.object_array([nest.tensor_on_host(each) for each in action]), **outputs}
         if not (self._is_tree and isinstance(action, (dict, tuple))):
             return {"action": action, **outputs}
-        if not self.expected:  # some leaves are no arrays, or differ between envs
+        if not self.expected and isinstance(action, tuple):
+            raise TypeError(
+                f"the policy returned 'action' as a tuple; the action space {self._space} has leaves that are not "
+                "arrays, or the spaces of the envs differ: return one action per env, as a list or an object array"
+            )
+        if not self.expected:
             count = len(next(nest.leaves(action), ()))
-            return {"action": nest.object_array(rows_of_objects(action, range(count), self._form)), **outputs}
+            return {"action": nest.object_array(batch_actions(action, range(count), None)), **outputs}
         return {**flatten(action, self._space), **outputs}
 
     def _check(self, outputs: Outputs, rows: int) -> None:
