@@ -300,8 +300,9 @@ def test_an_env_that_is_passed_without_the_statistics_of_the_training_env_is_ref
         batch = collector.evaluate(5, seed=1, eval_env=wrapped, keep=True).batch
         np.testing.assert_allclose(batch.obs, (raw.obs - mean) / std, rtol=1e-4, atol=1e-5)
     with (
-        SyncDataCollector(TransformedVectorEnv(DummyVectorEnv(cartpoles(2)), NormalizeReward()), ones, frames_per_batch=40)
-        as collector,
+        SyncDataCollector(
+            TransformedVectorEnv(DummyVectorEnv(cartpoles(2)), NormalizeReward()), ones, frames_per_batch=40
+        ) as collector,
         DummyVectorEnv(cartpoles(2)) as eval_env,
     ):
         assert len(collector.evaluate(2, eval_env=eval_env).returns) == 2  # observations are the same without it
@@ -318,9 +319,14 @@ def test_an_env_that_is_passed_with_other_observations_is_refused() -> None:
         DummyVectorEnv([stacked]) as alike,
         DummyVectorEnv(cartpoles(1)) as below,
     ):
-        with pytest.raises(ValueError, match=r"observations with obs of shape \(4,\) .* trained on obs of shape \(8,\)"):
+        with pytest.raises(
+            ValueError, match=r"observations with obs of shape \(4,\) .* trained on obs of shape \(8,\)"
+        ):
             collector.evaluate(2, eval_env=eval_env)
-        for each in (alike, TransformedVectorEnv(below, CatFrames(2, -1))):  # it does not matter where frames are joined
+        for each in (
+            alike,
+            TransformedVectorEnv(below, CatFrames(2, -1)),
+        ):  # it does not matter where frames are joined
             assert collector.evaluate(2, eval_env=each).n_collected_episodes == 2
 
 
