@@ -281,7 +281,7 @@ class Freezable(Transform):
 
     frozen = False
     leaves_rewards = False
-    """If True, rewards stay unchanged. `collector.evaluate` sets this, so that returns are sums of the env's rewards."""
+    """If True, rewards stay unchanged. `collector.evaluate` sets it, so that returns are sums of the env's rewards."""
 
     def repeat(self, rows: Rows) -> None:
         frozen, self.frozen = self.frozen, True
