@@ -21,7 +21,7 @@ QUICK_TESTS := tests/project/test_layers.py tests/project/test_import.py tests/p
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-slow test-ray fuzz test-pythons test-oldest constraints check format bench docs check-site wheel clean
+.PHONY: help demo test test-all test-slow test-ray fuzz test-pythons test-oldest test-readers constraints check format bench docs check-site wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,11 @@ test-pythons:  ## run TIER=test (or test-slow, ...) with each supported Python t
 test-oldest:  ## run the quick tier with the oldest Python and the oldest version of each dependency that setup.cfg allows
 	$(MAKE) --no-print-directory test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt \
 		PYTHON="$$(.ci/find-python $(firstword $(SUPPORTED)))"
+
+READERS ?= beside d3rlpy imitation lerobot tensorflow
+test-readers: $(VENV)/.installed-dev  ## read exports of data sets in other libraries, each in an environment of its own; 12 GB
+	$(BIN)/python -m tests.readers.make_data build/readers/data
+	.ci/test-readers $(READERS)
 
 MINUTES ?= 1
 fuzz: $(VENV)/.installed-dev  ## run each random program against its oracle for MINUTES=1 minutes; seeds are in the output

@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "api_pages",
     "command_pages",
+    "table_pages",
 ]
 # Each inventory is a file of this repository, with the few names that pages link to: a build needs no internet.
 intersphinx_mapping = {

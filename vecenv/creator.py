@@ -12,7 +12,8 @@ from vecenv.backends.host.env_access import parts
 from vecenv.backends.host.env_checks import check_env
 from vecenv.backends.host.env_host import EnvReport, report_of
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
-from vecenv.backends.memory.shared_state import SharedState, Stateful, form_of
+from vecenv.backends.memory.shared_state import SharedState, Stateful
+from vecenv.backends.memory.state_rows import form_of
 from vecenv.nest import cast_exactly
 from vecenv.running_mean_std import for_checkpoint
 
@@ -36,8 +37,8 @@ class EnvCreator:
     With `share_memory`, the constructor makes and closes one additional env. See docs/guarantees.md ("Shared state").
 
     Raises TypeError if `create_env_fn` is not callable or (with `share_memory`) does not make an env, or if
-    `create_env_kwargs` has a wrong type. A creator with shared state can be pickled only as an argument of a new
-    process, because the shared memory has no name.
+    `create_env_kwargs` has a wrong type, and ValueError if arrays to share begin with NaN or infinity. A creator with
+    shared state can be pickled only as an argument of a new process, because the shared memory has no name.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -161,15 +162,14 @@ class EnvCreator:
         Raises ValueError for wrong names or shapes, or values that a dtype cannot hold, before any change.
         """
         now = self._read()
-        new = {key: _cast(nest.as_array(state_dict[key]), now[key]) for key in now.keys() & state_dict.keys()}
+        new: dict[str, Any] = {
+            key: _cast(nest.as_array(state_dict[key]), now[key]) for key in now.keys() & state_dict.keys()
+        }
         if wrong := [*(now.keys() ^ state_dict.keys()), *(key for key, array in new.items() if array is None)]:
             forms = {key: (value.shape, value.dtype.name) for key, value in now.items()}
             raise ValueError(f"the state_dict does not fit at {sorted(wrong)}; expected the shapes and dtypes {forms}")
         for k, (owner, state) in enumerate(zip(self._names, self._states or (), strict=True)):
-            with state.update() as arrays:
-                for name in arrays:
-                    arrays[name][...] = new[f"{k}.{owner}.{name}"]
-            state.loads += 1
+            state.replace({name: new[f"{k}.{owner}.{name}"] for name, _, _ in state.form})
 
     @property
     def create_env_kwargs(self) -> Kwargs | list[Kwargs]:
@@ -199,7 +199,7 @@ class EnvCreator:
             if self._shares and self._states is None:
                 parts = stateful_parts(env)
                 self._names = [type(part).__name__ for part in parts]
-                self._states = [SharedState(part.shared_state(), share=True) for part in parts]
+                self._states = [_new_state(part) for part in parts]
         finally:
             if callable(getattr(env, "close", None)):
                 env.close()
@@ -247,6 +247,17 @@ def stateful_parts(env: Any) -> list[Stateful]:
         if isinstance(part, Stateful) and not any(part is other for other in found):
             found.append(part)
     return found
+
+
+def _new_state(part: Stateful) -> SharedState:
+    arrays = part.shared_state()
+    state = SharedState(arrays, share=True)
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise ValueError(
+            f"envs share sums of changes, so the arrays of {type(part).__name__} must begin with finite numbers, got "
+            f"{arrays}. For a maximum, give each env an element of its own"
+        )
+    return state
 
 
 def _cast(array: np.ndarray, own: np.ndarray) -> np.ndarray | None:

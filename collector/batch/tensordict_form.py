@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from collector.device.tensors import as_tensor
 from vecenv import nest
 
@@ -47,6 +49,20 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
             )
     root = {**seen, **step, "next": {**_observations(after.obs), **outcome}}
     return TensorDict(root, batch_size=list(shape), names=[*names], device=batch.reward.device)
+
+
+def transitions_as_tensordict(transitions: Any) -> Any:
+    rows = nest.map(lambda array: torch.from_numpy(np.ascontiguousarray(array)), transitions.as_dict())
+    outcome = {name: rows[name].reshape(len(transitions), -1) for name in ("reward", "terminated", "truncated")}
+    outcome |= {"reward": outcome["reward"].to(torch.float32), "done": outcome["terminated"] | outcome["truncated"]}
+    step = {"action": _nested(rows["action"]), "step_count": rows["step"][:, None]}
+    root = {
+        **_observations(rows["obs"]),
+        **step,
+        "collector": {"traj_ids": rows["episode"]},
+        "next": {**_observations(rows["next_obs"]), **outcome},
+    }
+    return TensorDict(root, batch_size=[len(transitions)])
 
 
 def call_with_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, Any]:

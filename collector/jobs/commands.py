@@ -12,6 +12,7 @@ tyro builds the command line from the arguments and docstrings of these function
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -34,6 +35,7 @@ from collector.jobs.job_runner import resume_job, run_job
 from collector.jobs.player import JobFailedError
 from collector.jobs.replay import make_videos, replay_episodes
 from collector.store.dataset import Dataset
+from collector.store.export import SUFFIXES, check_export
 from collector.store.export import export as export_dataset
 from collector.store.safe_folder import DatasetError
 from vecenv import WorkerTimeoutError
@@ -240,7 +242,7 @@ def video(
 def export(
     folder: Folder,
     *,
-    to: Literal["minari", "lerobot", "parquet"],
+    to: Literal["minari", "lerobot", "parquet", "d3rlpy", "robomimic", "ogbench"],
     out: Annotated[str | None, arg(metavar="PATH", help_behavior_hint="")] = None,
 ) -> int:
     """Write the episodes of a folder in the format of another tool.
@@ -248,17 +250,36 @@ def export(
     Args:
         folder: a data set.
         to: the format.
-        out: the folder to write. With --to minari, an id such as mine/cartpole-v0 is a path inside Minari's folder.
-            [for data/cartpole: data/cartpole-parquet, data/cartpole-lerobot, or the id exported/cartpole-v0]
+        out: the folder or file to write. With --to minari, an id such as mine/cartpole-v0 is a path inside Minari's
+            folder. [for data/cartpole: data/cartpole-parquet, data/cartpole-d3rlpy.h5, or the id exported/cartpole-v0]
     """
+    logging.basicConfig(format="%(message)s")  # shows what the export cannot store
     name = folder.resolve().name
     if to == "minari":
         out = out or f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"
         where = _minari_folder() / out if MINARI_ID.fullmatch(out) else Path(out)
     else:
-        where = Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}")
+        where = Path(out) if out is not None else folder.resolve().with_name(f"{name}-{to}{SUFFIXES.get(to, '')}")
     sys.stdout.write(f"{export_dataset(folder, to, where)}\n")
     return 0
+
+
+def check(folder: Folder, export: Folder, *, json: bool = False) -> int:
+    """Compare an export with its data set, bit for bit, and print what the format does not hold.
+
+    Args:
+        folder: a data set.
+        export: a folder or file that the command `export` wrote.
+        json: print JSON.
+    """
+    found = check_export(folder, export)
+    if json:
+        _print_json(found)
+    else:
+        from collector.jobs.report import make_console, table_of
+
+        make_console().print(table_of([*found.items()]))
+    return 1 if any(text.startswith("DIFFERENT") for text in found.values()) else 0
 
 
 def _minari_folder() -> Path:
@@ -271,7 +292,7 @@ def _minari_folder() -> Path:
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
-    each.__name__: each for each in (run, resume, info, verify, export, plot, video)
+    each.__name__: each for each in (run, resume, info, verify, export, check, plot, video)
 }
 
 

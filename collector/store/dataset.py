@@ -56,6 +56,15 @@ class Transitions:
         """Return the columns by name, with `info` if infos were recorded."""
         return {name: column for name, column in vars(self).items() if name != "info" or column}
 
+    def to_tensordict(self) -> Any:
+        """Return a TensorDict of batch size `[K]`, with the names of TorchRL. Rewards are float32.
+
+        The episode number of a step is at `("collector", "traj_ids")`, where the samplers of TorchRL look for it.
+        """
+        from collector.batch.tensordict_form import transitions_as_tensordict
+
+        return transitions_as_tensordict(self)
+
 
 class Dataset:
     """Committed episodes of a folder, ordered by number. The folder may belong to a running or killed job.

@@ -71,7 +71,7 @@ OPTIONAL = """
     imageio imageio_ffmpeg: collector/jobs/replay.py
     rich: collector/jobs/report.py
     cv2: vecenv/transforms/*
-    minari PIL: collector/store/export/*
+    minari PIL h5py: collector/store/export/*
     pyarrow: collector/store/export/arrow_*
 """
 PLACES = [line.split(":") for line in OPTIONAL.strip().splitlines()]

@@ -16,6 +16,8 @@ import pytest
 
 from tests.support.backends import FULL, NEEDS_DM_CONTROL
 from tests.support.paths import ROOT
+from tests.support.play_package import status
+from tests.works_with import ROWS, STATUSES
 from vecenv import DMControlEnv, ParallelVectorEnv, PettingZooEnv, ShmemVectorEnv, nest
 from vecenv.backends.host.own_process import ONE_PER_PROCESS
 
@@ -53,6 +55,45 @@ def test_the_page_names_the_packages_that_get_a_process_per_env() -> None:
     rows = re.findall(r"^\| ([\w-]+) \| [\d.]+ \| ([^|]+) \|", table, re.MULTILINE)
     named = {module: package for package, modules in rows for module in re.findall(r"`(\w+)`", modules)}
     assert named == ONE_PER_PROCESS
+
+
+def test_the_table_of_packages_has_rows_that_the_command_understands() -> None:
+    assert {row["status"] for row in ROWS.values()} == STATUSES
+    assert {name for name, row in ROWS.items() if row["status"] == "one"} == set(ONE_PER_PROCESS.values())
+    constraints = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE))
+    known = ROWS.keys() & constraints.keys()
+    assert known >= {"ale-py", "pettingzoo"}
+    assert {name: ROWS[name]["version"] for name in known} == {name: constraints[name] for name in known}
+
+
+class Draws(gymnasium.Env[Any, Any]):
+    """Env with a random observation, from a generator of a given kind. Episodes have four steps."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, ()), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        if self.kind == "random" or (self.kind == "first" and seed is None):
+            self.np_random = np.random.default_rng()
+        self.left = 4
+        return self._draw(), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return self._draw(), 1.0, self.left == 0, False, {}
+
+    def _draw(self) -> Any:
+        source = np.random if self.kind == "global" else self.np_random
+        return np.float32(source.random())
+
+
+@FULL
+@pytest.mark.parametrize("kind", ["equal", "first", "random", "global"])
+def test_the_command_for_packages_tells_envs_that_repeat_from_others(kind: str) -> None:
+    assert status(partial(Draws, kind)) == kind
 
 
 def played(env_fn: Callable[[], Any], seed: int, actions: list[Any]) -> list[Any]:

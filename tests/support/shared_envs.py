@@ -10,15 +10,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from vecenv import SharedState
+from vecenv import RunningMeanStd, SharedState, TransformedEnv
 from vecenv.testing import CountingEnv
+from vecenv.transforms import VecNorm
 
 
 class Counts:
     """State that counts resets and steps. It can also replace a transform."""
 
-    def __init__(self, width: int = 2) -> None:
-        self.state = SharedState({"calls": np.zeros((), np.int64), "sums": np.zeros(width)})
+    def __init__(self, width: int = 2, first: float = 0.0) -> None:
+        self.state = SharedState({"calls": np.zeros((), np.int64), "sums": np.full(width, first)})
 
     def shared_state(self) -> Mapping[str, np.ndarray]:
         return self.state.read()
@@ -35,9 +36,9 @@ class Counts:
 class Counted(gymnasium.Wrapper):
     """Wrapper that counts resets and steps in shared state, and reports the total of all envs."""
 
-    def __init__(self, env: gymnasium.Env, width: int = 2) -> None:
+    def __init__(self, env: gymnasium.Env, width: int = 2, first: float = 0.0) -> None:
         super().__init__(env)
-        self.counts = Counts(width)
+        self.counts = Counts(width, first)
         self.shared_state, self.bind_shared_state = self.counts.shared_state, self.counts.bind_shared_state
 
     def calls(self) -> int:
@@ -68,8 +69,12 @@ class Chain:
         self.transforms = list(parts)
 
 
-def counted(env_id: int = 0, length: int = 5, width: int = 2) -> gymnasium.Env:
-    return Counted(CountingEnv(env_id, length=length, infos=False), width)
+def counted(env_id: int = 0, length: int = 5, width: int = 2, first: float = 0.0) -> gymnasium.Env:
+    return Counted(CountingEnv(env_id, length=length, infos=False), width, first)
+
+
+def normalised(decay: float) -> TransformedEnv:
+    return TransformedEnv(CountingEnv(length=5), VecNorm(["observation"], decay=decay))
 
 
 def update_often(creator: Any, times: int, die_at: int | None, ready: Any) -> None:
@@ -91,9 +96,23 @@ def step_env(creator: Any, steps: int) -> None:
         env.step(0)
 
 
-def hold(state_of: Any, entered: Any, leave: Any) -> None:
-    """Stay inside an update until `leave` is set."""
-    with state_of().counts.state.update():
+def add_rows(state: SharedState, rows: np.ndarray) -> None:
+    for row in rows:
+        with state.update() as arrays:
+            RunningMeanStd.of(arrays, "obs").add(row[None].copy())
+
+
+def add_until(state: SharedState, leave: Any) -> None:
+    while not leave.is_set():
+        with state.update() as arrays:
+            arrays["a"] += 1
+            arrays["b"] += 1
+
+
+def hold(creator: Any, entered: Any, leave: Any) -> None:
+    """Count a call, in an update that lasts until `leave` is set."""
+    with creator().counts.state.update() as arrays:
+        arrays["calls"] += 1
         entered.set()
         leave.wait(30)
 

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Discrete, MultiDiscrete
 
 from vecenv import nest
 from vecenv.actions import is_tree_of_batches
@@ -92,12 +93,14 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         actions = own
         for each in transforms:
             below.append((spaces[0], actions[0]))
-            spaces = _each_once(each.transform_observation_space, _checked(each, spaces))
+            if each.in_keys != []:  # else the transform reads no part of the observation
+                _check_equal(each, spaces)
+            spaces = _each_once(each.transform_observation_space, spaces)
             if type(each).transform_action_space is not Transform.transform_action_space:
                 if any(space != actions[0] for space in actions):
                     raise ValueError(f"{each} needs envs with equal action spaces, got {actions}")
                 actions = _each_once(each.transform_action_space, actions)
-        self._observation_space = _checked(transforms[-1], spaces) if transforms else None
+        self._observation_space = spaces if transforms else None
         self._actions = common_tree(actions, "action")
         changes = any(new is not old for new, old in zip(actions, own, strict=True))
         self._action_space = [copy.deepcopy(space) for space in actions] if changes else None
@@ -170,15 +173,18 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         return f"TransformedVectorEnv({self.venv!r}, {self.transform})"
 
 
-def _checked(transform: Transform, spaces: list[Any]) -> list[Any]:
-    """Return `spaces`. Raise ValueError unless all have the same parts, shapes and dtypes."""
-    trees = [space_tree(space, "observation") for space in spaces]
-    if others := [i for i, tree in enumerate(trees) if tree != trees[0]]:
+def _check_equal(transform: Transform, spaces: list[Any]) -> None:
+    """Raise ValueError unless all spaces have the same parts, shapes, dtypes and discrete values."""
+    forms = [nest.map(_form_of, nest.tree_of(space)) for space in spaces]
+    if others := [i for i, form in enumerate(forms) if form != forms[0]]:
         raise ValueError(
             f"{transform} needs envs with equal observation spaces, but env 0 has {spaces[0]}, unlike envs {others}: "
             f"{spaces[others[0]]} (env {others[0]}); put the transform into a TransformedEnv around each env"
         )
-    return spaces
+
+
+def _form_of(space: Any) -> Any:
+    return space if isinstance(space, (Discrete, MultiDiscrete)) else space_tree(space, "observation")
 
 
 def _each_once(function: Any, spaces: list[Any]) -> list[Any]:

@@ -131,7 +131,7 @@ class VecNorm(Freezable):
     def reset(self, rows: Rows) -> None:
         if self._watches_reward and not self.frozen:
             self._warn_of_equal_rewards()
-        self._norm_rows(rows)
+        self._norm_rows(rows, norms_reward=False)
 
     def _warn_of_equal_rewards(self) -> None:
         arrays = self._read()
@@ -147,27 +147,33 @@ class VecNorm(Freezable):
             )
 
     def step(self, rows: Rows) -> None:
-        self._norm_rows(rows)
-        if self.norms_reward and not self.leaves_rewards:
+        norms_reward = self.norms_reward and not self.leaves_rewards
+        if norms_reward:
             rows.check_reward(self, ": pass in_keys without 'reward'")
-            rows.reward = self._normalise(REWARD, rows.reward)
+        self._norm_rows(rows, norms_reward)
 
-    def _norm_rows(self, rows: Rows) -> None:
-        written = [(target, self._normalise(name, part(rows.obs, source))) for name, source, target in self._entries]
+    def _norm_rows(self, rows: Rows, norms_reward: bool) -> None:
+        updates_shared = self._shared is not None and not self.frozen
+        with self._shared.update() if updates_shared else nullcontext(self._read()) as arrays:
+            written = [
+                (target, self._normalise(name, part(rows.obs, source), arrays))
+                for name, source, target in self._entries
+            ]
+            if norms_reward:
+                rows.reward = self._normalise(REWARD, rows.reward, arrays)
         rows.obs = replace_parts(rows.obs, (), written)
 
-    def _normalise(self, name: str, array: Array) -> Array:
+    def _normalise(self, name: str, array: Array, arrays: Mapping[str, Array]) -> Array:
         dtype = dtype_name(array) if is_float(array) else "float32"
         rows = cast(array, "float64")
         if self.frozen:
-            mean, std = self._moments(name, self._read())
+            mean, std = self._moments(name, arrays)
             centred = rows - like(mean, rows)
         else:
             if not isinstance(rows, np.ndarray):
                 self._move_statistics(rows)
-            with nullcontext() if self._shared is None else self._shared.update() as arrays:
-                statistics = self._statistics[name] if arrays is None else RunningMeanStd.of(arrays, name)
-                centred, std = statistics.add(rows, self.decay), self._std(statistics.var)
+            statistics = self._statistics[name] if self._shared is None else RunningMeanStd.of(arrays, name)
+            centred, std = statistics.add(rows, self.decay), self._std(statistics.var)
         centred /= like(std, rows)
         return cast(centred, dtype)
 
@@ -242,11 +248,13 @@ class VecNorm(Freezable):
             self._set_entries(arrays)
             self._set_arrays(arrays)
             return
-        with nullcontext(self._arrays) if self._shared is None else self._shared.update() as own:
-            if _shapes(own) != _shapes(arrays):
-                raise ValueError(f"the state does not fit {self}: expected {_shapes(own)}, got {_shapes(arrays)}")
-            for key, array in own.items():
-                array[...] = like(arrays[key], array)
+        if _shapes(own := self._read()) != _shapes(arrays):
+            raise ValueError(f"the state does not fit {self}: expected {_shapes(own)}, got {_shapes(arrays)}")
+        if self._shared is not None:
+            self._shared.replace(arrays)
+            return
+        for key, array in own.items():
+            array[...] = like(arrays[key], array)
 
     def _set_entries(self, state: dict[str, np.ndarray]) -> None:
         names = _entry_names(state)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
 from collector.batch.step_extras import blank
-from collector.episodes.episode import Episode, columns_of
+from collector.episodes.episode import EPISODE_COLUMNS, Episode
 from collector.store.dataset import Dataset
+from collector.store.export.comparison import EQUAL, compare
 from collector.store.safe_folder import DatasetError
 from collector.store.texts import TEXT
 from vecenv import nest
+from vecenv.envs.gym_env import find_spec
 
 try:
     import minari
@@ -23,6 +29,7 @@ try:
 except ImportError as error:
     raise ImportError("Minari is missing: pip install 'vecenv[export]'") from error
 
+logger = logging.getLogger("vecenv")
 _ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
 
 
@@ -40,7 +47,7 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
     for key in dataset.layout.names["info"]:
         _check_key(f"{dataset.folder}: info", key)
     out.mkdir(parents=True)
-    storage = MinariStorage.new(out / "data", *spaces, _spec(dataset.head), data_format="hdf5", jpeg_encoding=False)
+    storage = MinariStorage.new(out / "data", *spaces, _spec(dataset), data_format="hdf5", jpeg_encoding=False)
     version = {"minari_version": minari.__version__, "dataset_id": dataset_id or id_of(name)}
     _add_metadata(storage, {**version, **notes})
     first = 0
@@ -51,9 +58,7 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
         numbers = [{"number": episode.number, "env_id": episode.env_id} for episode in block]
         storage.update_episode_metadata(numbers, range(first, first + len(block)))
         first += len(block)
-    written = minari.MinariDataset(out / "data")
-    about: Any = written.storage.get_episode_metadata(range(first))
-    if len(dataset) != written.total_episodes or not all(map(_same, dataset, written.iterate_episodes(), about)):
+    if {*compare(dataset, read_minari(out, dataset)).values()} != {EQUAL}:
         raise DatasetError(f"Minari reads other episodes from {out} than {dataset.folder} has: export as Parquet")
 
 
@@ -99,19 +104,25 @@ def id_of(out: Path) -> str:
     return ending if _ID.fullmatch(ending) else f"vecenv/{re.sub(r'[^A-Za-z0-9_-]', '-', out.name)}-v0"
 
 
-def _same(ours: Episode, theirs: Any, notes: dict[str, Any]) -> bool:
-    named = theirs.observations, theirs.actions, theirs.rewards, theirs.terminations, theirs.truncations
-    pairs: list[Any] = []
-    nest.merge(lambda pair: pairs.append([*map(np.asarray, pair)]), [tuple(columns_of(ours).values()), named])
-    if ours.info:
-        pairs += [[array, np.asarray(theirs.infos[key][1:])] for key, array in ours.info.items()]
-    equal = all(
-        a.tolist() == [text.decode() if isinstance(text, bytes) else text for text in b.tolist()]
-        if a.dtype == TEXT
-        else a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
-        for a, b in pairs
-    )
-    return equal and (ours.number, ours.seed) == (notes["number"], notes.get("seed"))
+def read_minari(out: Path, dataset: Dataset) -> Iterator[dict[str, Any]]:
+    assert dataset.layout is not None
+    names = dataset.layout.names
+    written = minari.MinariDataset(out / "data")
+    about: Any = written.storage.get_episode_metadata(range(written.total_episodes))
+    for episode, notes in zip(written.iterate_episodes(), about, strict=True):
+        columns = episode.observations, episode.actions, episode.rewards, episode.terminations, episode.truncations
+        leaves = nest.leaves(dict(zip(EPISODE_COLUMNS, columns, strict=True)))
+        of_columns = nest.leaves({key: names[key] for key in EPISODE_COLUMNS})
+        found = dict(zip(of_columns, map(_array, leaves), strict=True))
+        found |= {name: _array(episode.infos[key][1:]) for key, name in names["info"].items()}
+        yield {**found, "seed": None, **notes}
+
+
+def _array(values: Any) -> np.ndarray:
+    """Return an array. Texts come back as bytes, or as a list of `str`."""
+    if len(values) and isinstance(values[0], (bytes, str)):
+        return nest.object_array([text.decode() if isinstance(text, bytes) else text for text in values])
+    return np.asarray(values)
 
 
 def _buffer(episode: Episode, place: int) -> Any:
@@ -122,8 +133,39 @@ def _buffer(episode: Episode, place: int) -> Any:
     )
 
 
-def _spec(head: dict[str, Any]) -> Any:
-    """Return the spec of the job's env, if registered, without importing a module."""
-    job = head.get("job")
-    name = job.get("env") if isinstance(job, dict) else None
-    return gymnasium.registry.get(name) if isinstance(name, str) else None
+def _spec(dataset: Dataset) -> EnvSpec | None:
+    """Return a spec that makes the job's env, with arguments, time limit and wrappers. Imports no module but ale_py.
+
+    Without such a spec, this logs the reason and returns None, because another env would be worse than no env.
+    """
+    job: Any = dataset.head.get("job")
+    try:
+        if not isinstance(job, dict):
+            raise ValueError("no job wrote it, so its env is not known")
+        if job.get("transforms"):
+            raise ValueError("gymnasium.make cannot make its transforms")
+        spec = _base_spec(str(job.get("env")))
+        spec.kwargs = {**spec.kwargs, **job.get("env_kwargs", {})}
+        spec.max_episode_steps = job.get("max_episode_steps") or spec.max_episode_steps
+        spec.additional_wrappers += tuple(map(_wrapper, job.get("wrappers", ())))
+        spec.to_json()  # raises ValueError for an env that was registered with an object instead of a name
+    except (ValueError, TypeError, KeyError) as error:
+        logger.warning("%s: the Minari data set cannot recover its env: %s", dataset.folder, str(error))
+        return None
+    return spec
+
+
+def _base_spec(name: str) -> EnvSpec:
+    module, _, env_id = name.rpartition(":")
+    try:
+        return copy.deepcopy(find_spec(f"ale_py:{env_id}" if env_id.startswith("ALE/") else env_id))
+    except (gymnasium.error.Error, ImportError) as error:
+        if module and env_id.isidentifier():  # a function, such as "my_module:make_env"
+            return EnvSpec(name, entry_point=name)
+        raise ValueError(f"{name} is not registered: export in a program that imports the module of the env") from error
+
+
+def _wrapper(entry: Any) -> WrapperSpec:
+    call: dict[str, Any] = {"call": entry} if isinstance(entry, str) else entry
+    name = call["call"] if ":" in call["call"] else f"gymnasium.wrappers:{call['call']}"
+    return WrapperSpec(name.rpartition(":")[2], name, call.get("kwargs", {}))

@@ -214,10 +214,10 @@ def test_torch_views_have_infos(recorded: Dataset) -> None:
 def test_exports_have_infos(recorded: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet, minari = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("minari")
     every = recorded.transitions().info
-    table = parquet.read_table(export(recorded, "parquet", tmp_path / "p") / "steps.parquet")
+    table = parquet.read_table(export(recorded, "parquet", tmp_path / "p") / "steps/steps.parquet")
     stepped = table.filter([not last for last in table["is_last"].to_pylist()])
     for key, rows in every.items():
-        assert stepped[f"info.{key}"].to_pylist() == rows.tolist()
+        assert stepped[f"info_{key.replace('.', '_')}"].to_pylist() == rows.tolist()
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     export(recorded, "minari", tmp_path / "minari/talks/infos-v0")
     for ours, theirs in zip(recorded, minari.load_dataset("talks/infos-v0").iterate_episodes(), strict=True):

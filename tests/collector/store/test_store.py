@@ -122,7 +122,7 @@ class TestReading:
         assert data.verify() == []
         parquet = pytest.importorskip("pyarrow.parquet")
         export(data, "parquet", tmp_path / "b")
-        found = parquet.read_table(tmp_path / "b" / "episodes.parquet")["return"]
+        found = parquet.read_table(tmp_path / "b" / "episodes")["return"]
         assert found.to_pylist() == data.returns.tolist()
 
     def test_what_is_returned_belongs_to_the_caller_and_a_part_or_a_copy_is_a_data_set(self, tmp_path: Path) -> None:
@@ -302,6 +302,28 @@ class TestTransitions:
         data = Dataset(write(tmp_path / "a", [(0, 1, 2, 3), (4,)], compress=True))
         assert [(tmp_path / "a" / name / "obs.npy").exists() for name in data.shard_files] == [True, False]
         assert data.verify() == []
+
+    @pytest.mark.parametrize("make", [episode, pytest.param(tree_episode, marks=FULL)])
+    def test_transitions_become_a_tensordict_of_torchrl(self, make: Any, tmp_path: Path) -> None:
+        """The names are those of batches, so that samplers of TorchRL find the episodes."""
+        pytest.importorskip("tensordict")
+        rows = Dataset(write(tmp_path / "a", make=make)).transitions()
+        found = rows.to_tensordict()
+        assert found.batch_size == (len(rows),)
+        obs, next_obs = (
+            (found["pixels"], found["next", "pixels"])
+            if make is tree_episode
+            else (found["observation"], found["next", "observation"])
+        )
+        expected = (rows.obs["pixels"], rows.next_obs["pixels"]) if make is tree_episode else (rows.obs, rows.next_obs)
+        for tensor, array in zip((obs, next_obs), expected, strict=True):
+            assert tensor.numpy().dtype == array.dtype
+            np.testing.assert_array_equal(tensor, array)
+        np.testing.assert_array_equal(found["next", "reward"][:, 0], rows.reward.astype(np.float32))
+        np.testing.assert_array_equal(found["next", "terminated"][:, 0], rows.terminated)
+        np.testing.assert_array_equal(found["next", "done"][:, 0], rows.terminated | rows.truncated)
+        assert found["collector", "traj_ids"].tolist() == rows.episode.tolist()
+        assert found["step_count"].tolist() == rows.step[:, None].tolist()
 
     @FULL
     def test_torch_has_views_with_workers(self, tmp_path: Path) -> None:

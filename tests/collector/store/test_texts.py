@@ -205,9 +205,9 @@ def test_torch_views_have_lists_of_texts(tmp_path: Path) -> None:
 def test_parquet_has_a_column_of_strings(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     data = Dataset(write(tmp_path / "a", make=text_episode))
-    table = parquet.read_table(export(data, "parquet", tmp_path / "out") / "steps.parquet")
-    assert [str(table.schema.field(name).type) for name in ("obs.say", "action")] == ["large_string"] * 2
-    assert table["obs.say"].to_pylist() == [text for each in data for text in each.obs["say"]]
+    table = parquet.read_table(export(data, "parquet", tmp_path / "out") / "steps/steps.parquet")
+    assert [str(table.schema.field(name).type) for name in ("obs_say", "action")] == ["large_string"] * 2
+    assert table["obs_say"].to_pylist() == [text for each in data for text in each.obs["say"]]
     assert table["action"].to_pylist() == [text for each in data for text in (*each.action, "")]
 
 

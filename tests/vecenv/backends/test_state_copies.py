@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -12,83 +15,125 @@ from tests.support.local_ray import FAR
 from tests.support.shared_envs import counted, step_env
 from vecenv import DummyVectorEnv, EnvCreator, RayVectorEnv, SharedState
 from vecenv.backends.memory import state_copies
-from vecenv.backends.memory.state_copies import StateCopies, StateMerger, merge_updates
+from vecenv.backends.memory.state_copies import StateCopies, StateMerger
 from vecenv.norm_obs import RunningMeanStd
 from vecenv.transforms import TransformedEnv, VecNorm
-
-NAMES = ("obs_mean", "obs_var", "obs_count", "obs_skipped")
 
 
 def empty() -> dict[str, np.ndarray]:
     return {"obs_mean": np.zeros(3), "obs_var": np.ones(3), "obs_count": np.zeros(()), "obs_skipped": np.zeros(())}
 
 
-def add(state: SharedState, rows: np.ndarray) -> None:
+def add(state: SharedState, rows: np.ndarray, decay: float = 1.0) -> None:
     with state.update() as arrays:
-        RunningMeanStd.of(arrays, "obs").add(rows)
+        RunningMeanStd.of(arrays, "obs").add(rows, decay)
 
 
-@pytest.mark.parametrize("centre", [0.0, 1e6])
+def count(state: SharedState, name: str = "steps") -> None:
+    with state.update() as arrays:
+        arrays[name] += 1
+
+
+class Far:
+    """A worker on another machine, with a copy of the driver's state."""
+
+    numbers = itertools.count()
+
+    def __init__(self, driver: SharedState) -> None:
+        self.state = SharedState._attach(f"far {next(self.numbers)}", driver.form, None, driver.total())
+        self.driver, self.copies, self.merger = driver, StateCopies([self.state]), StateMerger([driver])
+
+    def call(self, work: Callable[[], None] = lambda: None) -> None:
+        self.copies.replace(self.merger.news())
+        work()
+        self.merger.merge(self.copies.changes())
+
+
+@pytest.mark.parametrize("centre", [0.0, 1e8])
 def test_statistics_of_rows_are_those_of_all_rows_together(centre: float) -> None:
     rng, rows = np.random.default_rng(0), []
-    driver = SharedState(empty())
-    mergers = [StateMerger([driver]) for _ in range(3)]
-    far = [SharedState(empty()) for _ in range(3)]
-    copies = [StateCopies([state]) for state in far]
+    driver = SharedState(empty(), share=True)
+    workers = [Far(driver) for _ in range(3)]
     for _ in range(40):
         k = int(rng.integers(4))
-        new = rng.normal(centre, 2.0, (int(rng.integers(1, 5)), 3))
+        new = rng.normal(centre, 20.0, (int(rng.integers(1, 5)), 3))
         rows.append(new)
         if k == 3:
             add(driver, new.copy())
             continue
-        copies[k].replace(mergers[k].news())
-        add(far[k], new.copy())
-        mergers[k].merge(copies[k].changes())
+        workers[k].call(partial(add, workers[k].state, new.copy()))
     found, together = driver.read(), np.concatenate(rows)
     assert found["obs_count"] == len(together)
     np.testing.assert_allclose(found["obs_mean"], together.mean(0), rtol=1e-12, atol=1e-9)
     np.testing.assert_allclose(found["obs_var"], together.var(0), rtol=1e-6, atol=1e-9)
+    for worker in workers:
+        worker.call()
+        for name in ("obs_mean", "obs_var", "obs_count"):
+            np.testing.assert_allclose(worker.state.read()[name], found[name], rtol=1e-6)
 
 
-def test_numbers_are_added_and_flags_taken_over() -> None:
-    now = {"steps": np.array([5, 5]), "seen": np.array([True, False, False])}
-    before = {"steps": np.array([2, 2]), "seen": np.array([False, False, False])}
-    after = {"steps": np.array([3, 2]), "seen": np.array([False, False, True])}
-    merged = merge_updates(now, before, after)
-    assert merged["steps"].tolist() == [6, 5]
-    assert merged["seen"].tolist() == [True, False, True]
+def test_old_rows_lose_weight_whichever_worker_adds_the_new_ones() -> None:
+    driver = SharedState(empty(), share=True)
+    add(driver, np.ones((1000, 3)))
+    workers = [Far(driver) for _ in range(3)]
+    for k in range(300):
+        workers[k % 3].call(partial(add, workers[k % 3].state, np.full((1, 3), 5.0), 0.9))
+    assert driver.read()["obs_count"] == pytest.approx(10)
+    np.testing.assert_allclose(driver.read()["obs_mean"], 5.0, rtol=1e-6)
 
 
 def test_a_call_that_was_sent_before_the_last_answer_undoes_nothing() -> None:
-    driver, far = SharedState({"steps": np.zeros(())}), SharedState({"steps": np.zeros(())})
-    merger, copies = StateMerger([driver]), StateCopies([far])
+    driver = SharedState({"steps": np.zeros(())}, share=True)
+    worker = Far(driver)
     with driver.update() as arrays:
         arrays["steps"] += 10
-    on_its_way = merger.news()
-    with far.update() as arrays:
-        arrays["steps"] += 1
-    merger.merge(copies.changes())
-    copies.replace(on_its_way)
-    with far.update() as arrays:
-        arrays["steps"] += 1
-    merger.merge(copies.changes())
-    assert driver.read()["steps"] == 12
+    on_its_way = worker.merger.news()
+    count(worker.state)
+    worker.merger.merge(worker.copies.changes())
+    worker.copies.replace(on_its_way)
+    count(worker.state)
+    worker.merger.merge(worker.copies.changes())
+    assert driver.read()["steps"] == worker.state.read()["steps"] == 12
+
+
+def test_a_worker_that_died_leaves_what_it_has_sent() -> None:
+    driver = SharedState({"steps": np.zeros(())}, share=True)
+    for lost in range(3):
+        worker = Far(driver)
+        worker.call(partial(count, worker.state))
+        assert driver.read()["steps"] == worker.state.read()["steps"] == lost + 1
+        count(worker.state)
+
+
+@pytest.mark.parametrize("loader", ["driver", "worker"])
+def test_a_loaded_state_replaces_the_changes_of_all(loader: str) -> None:
+    driver = SharedState({"steps": np.zeros(())}, share=True)
+    workers = [Far(driver) for _ in range(2)]
+    for worker in workers:
+        worker.call(partial(count, worker.state))
+    loaded = {"steps": np.array(40.0)}
+    if loader == "driver":
+        count(workers[0].state)  # not sent yet
+        driver.replace(loaded)
+        workers[0].call()
+    else:
+        workers[0].call(partial(workers[0].state.replace, loaded))
+    for worker in reversed(workers):
+        worker.call(partial(count, worker.state))
+    assert driver.read()["steps"] == workers[0].state.read()["steps"] == 42
 
 
 def test_large_states_travel_once_in_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_copies, "LARGE_STATE", 0)
     monkeypatch.setattr(state_copies, "INTERVAL", 1e6)
-    far = SharedState({"steps": np.zeros(())})
-    copies = StateCopies([far])
-    found: list[Any] = []
+    worker = Far(SharedState({"steps": np.zeros(())}, share=True))
+    found = []
     for _ in range(2):
-        with far.update() as arrays:
-            arrays["steps"] += 1
-        found.append(copies.changes())
-    assert [change is not None for (change,) in found] == [True, False]
-    ((before, after),) = copies.changes(all_of_them=True)  # type: ignore[misc]
-    assert (before["steps"], after["steps"]) == (1, 2)
+        worker.call(partial(count, worker.state))
+        found.append(float(worker.driver.read()["steps"]))
+    assert found == [1, 1]
+    worker.merger.merge(worker.copies.changes(all_of_them=True))
+    assert worker.driver.read()["steps"] == 2
 
 
 def test_a_large_state_that_was_loaded_travels_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,24 +141,26 @@ def test_a_large_state_that_was_loaded_travels_at_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(state_copies, "INTERVAL", 1e6)
     creator = EnvCreator(counted)
     assert creator._states is not None
-    merger, saved = StateMerger(creator._states), creator.state_dict()
-    found = [merger.news()]
+    worker, saved = Far(creator._states[0]), creator.state_dict()
+    worker.call()
+    found = []
     for calls in (3, 3, 4):
         creator.load_state_dict(saved | {"0.Counted.calls": calls})
-        found.append(merger.news())
+        worker.call()
+        found.append(int(worker.state.read()["calls"]))
     step_env(creator, 1)
-    found.append(merger.news())
-    assert [None if new is None else int(new["calls"]) for (new,) in found] == [None, 3, None, 4, None]
+    worker.call()
+    assert [*found, int(worker.state.read()["calls"])] == [3, 3, 4, 4]
 
 
 def test_a_worker_without_changes_leaves_every_bit_of_the_state() -> None:
-    rng = np.random.default_rng(0)
-    for count in range(3, 40):
-        now, before = (
-            {"obs_mean": rng.normal(size=3), "obs_var": rng.random(3), "obs_count": np.array(float(seen))}
-            for seen in (count, count - 2)
-        )
-        assert state_copies.equal(merge_updates(now, before, before), now)
+    rng, driver = np.random.default_rng(0), SharedState(empty(), share=True)
+    workers = [Far(driver) for _ in range(2)]
+    for _ in range(40):
+        workers[0].call(partial(add, workers[0].state, rng.normal(size=(2, 3))))
+        before = driver.total().tobytes()
+        workers[1].call(partial(workers[1].state.read))
+        assert driver.total().tobytes() == before
 
 
 def make() -> Any:

@@ -45,6 +45,14 @@ def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.m
     raise _refused(used, purpose, f"only {free / 2**20:.1f} MiB are free in {tempfile.gettempdir()}", FEWER)
 
 
+def extend(fd: int, used: int, purpose: str) -> None:
+    """Allocate the first `used` bytes of a file that `reserve` has resized, if the system can."""
+    try:
+        portability.allocate(fd, used)
+    except OSError as error:
+        raise _refused(used, purpose, f"the system refused: {error}", FEWER) from error
+
+
 FEWER = "Use fewer envs, smaller observations, or SubprocVectorEnv."
 
 

@@ -1,11 +1,13 @@
 """`SharedState`: named arrays that envs in several processes update, for example running statistics.
 
-    header   a byte with the index of the current buffer; the pid of the process that last took the lock
-    buffer 0 the arrays, one after the other
-    buffer 1 the same
+Each thread of each process has a slot in the shared memory, and writes only there. A slot has the sum of the changes by
+its owner, and the state is the sum of all slots (see `state_rows`). So no process waits for another. If a process ends,
+its changes stay, and another process may continue the slot.
 
-An update copies the current buffer into the other buffer, and changes the copy. Then it writes the header's byte, which
-makes the copy current. If a process is killed before this write, the current arrays are unchanged.
+    counts      number of finished updates per slot
+    buffers     four rows per slot. Update n writes row n % 4, so readers have the time of two updates to copy a row
+
+An update writes its count last. If a process is killed or interrupted before, the update has no effect.
 
 A wrapper or transform with such a state has two methods (`Stateful`)::
 
@@ -30,41 +32,38 @@ A wrapper or transform with such a state has two methods (`Stateful`)::
 
 from __future__ import annotations
 
-import _thread
-import contextlib
 import fcntl
 import mmap
 import os
 import secrets
-import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from itertools import repeat, starmap
-from queue import Empty, SimpleQueue
-from types import FrameType
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from vecenv.backends.ipc.serialization import Descriptor, may_travel
-from vecenv.backends.memory.shared_memory import anonymous_file, reserve
+from vecenv.backends.ipc.waiting import fence
+from vecenv.backends.memory.shared_memory import anonymous_file, extend, reserve
+from vecenv.backends.memory.state_rows import Form, Row, RowLayout, form_of
+from vecenv.portability import IN_ORDER
 
-LOCK_TIMEOUT = 60.0
-"""Seconds that updates and reads wait for the lock."""
-TRIES = 50
-HEADER, PID_AT = 64, 8
-
-Form = tuple[tuple[str, tuple[int, ...], str], ...]
+SLOTS = 1024
+"""Number of threads, in all processes together, that can update a shared state. Unused slots need no memory."""
+BUFFERS = 4
+"""Rows per slot."""
+PURPOSE = "the state that envs share"
+OWN, OTHERS = 0, 1
+"""Slots of a state that is not shared. `StateCopies` writes the second one."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
     def shared_state(self) -> Mapping[str, np.ndarray]:
-        """Return the arrays by name. Names, shapes and dtypes (not object) never change."""
+        """Return the arrays by name. Names, shapes and dtypes (integers or floats) never change."""
 
     def bind_shared_state(self, state: SharedState) -> None:
         """Use `state`, which has equal names, shapes and dtypes, instead of the private state.
@@ -73,151 +72,16 @@ class Stateful(Protocol):
         """
 
 
-class _Hold:
-    """Record of how a thread takes and releases a lock. `frame` runs the code that updates or reads the state."""
-
-    def __init__(self, lock: ProcessLock, frame: FrameType) -> None:
-        self.lock, self.at = lock, frame.f_lasti
-        self.frame: FrameType | None = frame
-        self.key = threading.get_ident(), id(lock)
-        self.taken, self.helper, self.decided, self.given_back = (
-            deque[bool](),
-            deque[int](),
-            deque[bool](),
-            deque[Any](),
-        )
-        """Results of four steps: take the thread lock, start a helper thread (see `ProcessLock._wait`), acquire
-        `first`, release the thread lock. A single C call does and records a step, so no interrupt comes between.
-        """
-        self.first = threading.Lock()
-        """Lock that the helper tries to acquire after the process lock, and this thread at the end of the wait. If this
-        thread is first, the helper releases the process lock.
-        """
-
-    def is_stale(self, at: FrameType | None) -> bool:
-        """Return True if an interrupt has ended the update. `at` is the frame of the calling code."""
-        if at is not None and at is self.frame and at.f_lasti == self.at:
-            return True
-        while at is not None and at is not self.frame:
-            at = at.f_back
-        return at is None
-
-    def decide(self) -> bool:
-        """Tell the helper to release the process lock. Return False if this thread already has the process lock."""
-        if not self.decided:
-            self.decided.extend(map(self.first.acquire, (False,)))
-        return self.decided[0]
-
-
-class ProcessLock:
-    """Lock between processes with the file `fd`, or between threads of this process if `fd` is `None`. Owns `fd`.
-
-    The system releases a record lock (`fcntl.lockf`) when the process ends, or closes *any* descriptor of the file. So
-    a process may hold only one descriptor per file. A `threading` lock excludes other threads of the process.
-
-    A thread records a `_Hold` before taking the lock. If an interrupt such as Ctrl-C ends the update, the thread's next
-    update or vector env call releases the lock (`free_stale_locks`).
-    """
-
-    def __init__(self, fd: int | None) -> None:
-        self.fd = fd
-        self.renew()
-        _locks.add(self)
-        if fd is not None:
-            weakref.finalize(self, os.close, fd).atexit = False
-
-    def renew(self) -> None:
-        """Replace the thread lock in a forked process, where the thread that holds the lock does not exist."""
-        self._threads = threading.Lock()
-
-    def acquire(self, timeout: float, frame: FrameType) -> _Hold | None:
-        """Take the lock, or return None after `timeout` seconds. Raises RuntimeError if this thread holds the lock."""
-        hold = _Hold(self, frame)
-        if (old := holds.get(hold.key)) is not None:
-            if not old.is_stale(frame):
-                raise RuntimeError("this thread is already in an update of this shared state: end that update first")
-            self.release(old)
-        holds[hold.key] = hold
-        deadline = time.monotonic() + timeout
-        hold.taken.extend(map(self._threads.acquire, (True,), (timeout,)))
-        if hold.taken[0] and (self.fd is None or any(map(_lock_at_once, repeat(self.fd, TRIES)))):
-            return hold
-        if hold.taken[0] and self._wait(max(0.0, deadline - time.monotonic()), hold):
-            return hold
-        self.release(hold)
-        return None
-
-    def _wait(self, timeout: float, hold: _Hold) -> bool:
-        """Wait in a helper thread, because `fcntl.lockf` has no timeout. A helper that is too late frees the lock."""
-        obtained = SimpleQueue[None]()
-
-        def wait() -> None:
-            assert self.fd is not None
-            while not hold.first.locked():
-                with suppress(OSError):  # a false EDEADLK: for the kernel, the threads of a process are one owner
-                    fcntl.lockf(self.fd, fcntl.LOCK_EX)
-                    break
-            if hold.first.acquire(blocking=False):
-                obtained.put(None)
-            else:
-                fcntl.lockf(self.fd, fcntl.LOCK_UN)
-                self._threads.release()
-
-        hold.helper.extend(starmap(_thread.start_new_thread, ((wait, ()),)))
-        with suppress(Empty):
-            obtained.get(timeout=timeout)
-        return not hold.decide()
-
-    def release(self, hold: _Hold) -> None:
-        if hold.taken and hold.taken[0] and not hold.given_back and not (hold.helper and hold.decide()):
-            if self.fd is not None:
-                fcntl.lockf(self.fd, fcntl.LOCK_UN)
-            hold.given_back.extend(starmap(self._threads.release, ((),)))
-        if holds.get(hold.key) is hold:
-            del holds[hold.key]
-        hold.frame = None  # breaks a reference cycle, because the frame may refer to the hold
-
-
-holds: dict[tuple[int, int], _Hold] = {}
-
-
-def free_stale_locks(frame: FrameType) -> None:
-    """Release locks that this thread still holds after an interrupt. Keep locks of updates that contain `frame`."""
-    for key, hold in list(holds.items()):
-        if key[0] == threading.get_ident() and hold.is_stale(frame):
-            hold.lock.release(hold)
-
-
-def _lock_at_once(fd: int) -> bool:
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # POSIX allows either
-        os.sched_yield()
-        return False
-    return True
-
-
-_locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    holds.clear()
-    for lock in list(_locks):
-        lock.renew()
-
-
-os.register_at_fork(after_in_child=_renew_locks)
-
-
 class SharedState:
-    """Named arrays of fixed shapes and dtypes, initially `arrays`.
+    """Named arrays of fixed shapes and dtypes (integers and floats), initially `arrays`.
 
-    Copies are independent. Without `share`, the state belongs to this process, and pickles are independent too.
+    Copies are independent. Without `share`, the state belongs to this process, where one thread at a time may update
+    the state, and pickles are independent too.
 
     With `share`, the arrays lie in unnamed shared memory. Forked processes share them, and so do processes that get the
     state in their arguments. Any other pickling raises TypeError.
 
-    Raises TypeError for an array of objects, and SharedMemoryError if memory is short.
+    Integers are exact up to 2**53. Raises TypeError for other dtypes, and SharedMemoryError if memory is short.
 
     >>> state = SharedState({"sum": np.zeros(2), "count": np.zeros(())})
     >>> with state.update() as arrays:
@@ -227,135 +91,177 @@ class SharedState:
     {'sum': array([3., 4.]), 'count': array(1.)}
     """
 
-    loads = 0
-    """Number of `EnvCreator.load_state_dict` calls in this process. Remote workers get a loaded state at once."""
-
     def __init__(self, arrays: Mapping[str, Any], share: bool = False) -> None:
-        values = {name: np.asarray(value) for name, value in arrays.items()}
-        form = form_of(values)
-        if share:
-            fd = anonymous_file("vecenv-state")
-            try:
-                memory: Any = reserve(fd, _size(form), "the state that envs share")
-            except BaseException:
-                os.close(fd)
-                raise
-            self._map(form, memory, fd, secrets.token_hex(8))
-        else:
-            self._map(form, bytearray(_size(form)), None, "")
-        for name, value in values.items():
-            self._views[0][name][...] = value
+        form, fd = form_of(arrays), anonymous_file("vecenv-state") if share else None
+        self._map(form, fd, secrets.token_hex(8) if share else "", new=True)
+        self._begin_generation(1, arrays)
 
-    def _map(self, form: Form, memory: Any, fd: int | None, token: str) -> None:
-        self.form = form
-        self._token = token
-        self._lock = ProcessLock(fd)
-        self._current = np.ndarray((1,), np.uint8, memory)
-        self._holder = np.ndarray((1,), np.int64, memory, PID_AT)
-        layout = _buffer(form)
-        self._bytes = np.ndarray((2, layout.itemsize), np.uint8, memory, HEADER)
-        both = np.ndarray((2,), layout, memory, HEADER)
-        self._views = [{each[0]: both[str(k)][at, ...] for k, each in enumerate(form)} for at in (0, 1)]
-        if token:
+    def _map(self, form: Form, fd: int | None, token: str, new: bool = False) -> None:
+        self.form, self.rows, self._fd, self._token = form, RowLayout(form), fd, token
+        slots = 2 if fd is None else SLOTS
+        size = 8 * slots * (1 + BUFFERS * self.rows.size)
+        memory: Any = bytearray(size)
+        if fd is not None:
+            weakref.finalize(self, os.close, fd).atexit = False
+            memory = reserve(fd, size, PURPOSE, 8 * slots) if new else mmap.mmap(fd, size)
             _open_states[token] = self
+        self._counts = np.ndarray((slots,), np.int64, memory)
+        self._buffers = np.ndarray((slots, BUFFERS, self.rows.size), np.float64, memory, 8 * slots)
+        self._forget_slots()
+
+    def _forget_slots(self) -> None:
+        """Start without slots, as a new process."""
+        self._slots: dict[int, int] = {}
+        """Slots by thread (ident). A new thread may have the ident, and thus the slot, of a thread that has ended."""
+        self._untried = deque(range(len(self._counts)))
 
     @property
     def shared(self) -> bool:
         """True if the arrays lie in memory that processes can share."""
-        return self._lock.fd is not None
+        return self._fd is not None
 
     @contextmanager
     def update(self) -> Iterator[dict[str, np.ndarray]]:
         """Change the state in a `with` block: `arrays[name] += ...` in place, or `arrays[name] = value`.
 
-        Other updates and reads wait meanwhile. The changes take effect at the end of the block, unless the block raises
-        or the process is killed. Do not use the arrays after the block. Raises TimeoutError after 60 seconds of
-        waiting, and RuntimeError inside an update of the same state by this thread.
+        The arrays are copies of the current state. At the end of the block, their changes are added, unless
+        the block raises or the process is killed. Other processes may update the state meanwhile. So two processes may
+        get equal values of a counter, and a maximum does not add up: give each env an element of its own instead.
         """
-        frame: Any = sys._getframe(1)
-        while frame.f_code.co_filename == contextlib.__file__:
-            frame = frame.f_back
-        hold = self._acquire(frame)
-        try:
-            current = self._current[0]
-            following = 1 - int(current)
-            self._bytes[following] = self._bytes[current]
-            views = self._views[following]
-            arrays = dict(views)
-            yield arrays
-            for name, view in views.items():
-                if arrays[name] is not view:
-                    view[...] = arrays[name]
-            self._current[0] = following
-        finally:
-            self._lock.release(hold)
+        self._own_slot()  # raises before the block begins
+        before = self.total()
+        after = before.copy()
+        arrays = self.rows.arrays_of(after)
+        yield arrays
+        self.rows.write(after, arrays)
+        self.add(after, before)
 
     def read(self) -> dict[str, np.ndarray]:
-        """Return copies of all arrays, never from the middle of an update. Raises the errors of `update`."""
-        hold = self._acquire(sys._getframe())
-        try:
-            return {name: view.copy() for name, view in self._views[self._current[0]].items()}
-        finally:
-            self._lock.release(hold)
+        """Return copies of all arrays, never from the middle of an update."""
+        return self.rows.arrays_of(self.total())
 
-    def _acquire(self, frame: FrameType) -> _Hold:
-        if (hold := self._lock.acquire(LOCK_TIMEOUT, frame)) is None:
-            raise TimeoutError(
-                f"{self!r} has been locked for {LOCK_TIMEOUT:g} s by process {self._holder[0]}, which is stopped or "
-                "hangs in an update; end that process to free the state"
-            )
-        self._holder[0] = os.getpid()
-        return hold
+    def replace(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Set all arrays. An update that another process has not finished yet has no effect."""
+        self._begin_generation((self.generation // SLOTS + 1) * SLOTS + self._own_slot(), arrays)
+
+    def _begin_generation(self, number: float, arrays: Mapping[str, Any]) -> None:
+        row = np.zeros(self.rows.size)
+        row[0] = number
+        self.rows.write(row, arrays)
+        self.write(self._own_slot(), row)
+
+    def total(self) -> Row:
+        """Return the sum of all slots, which is the current state."""
+        row = self.rows.sum(self._used_rows())
+        self.rows.settle(row)
+        return row
+
+    def sum_without(self, row: Row) -> Row:
+        """Return the sum of all slots minus `row`."""
+        return self.rows.sum(np.vstack([self._used_rows(), self.rows.negative(row)]))
+
+    @property
+    def generation(self) -> float:
+        """Number of the newest generation. Each `replace` begins a generation."""
+        used = self._used_slots()
+        newest: float = self._buffers[used, self._counts[used] % BUFFERS, 0].max()
+        return newest
+
+    def own(self) -> Row:
+        """Return a copy of the row in the slot of this thread."""
+        slot = self._own_slot()
+        row: Row = self._buffers[slot, self._counts[slot] % BUFFERS].copy()
+        return row
+
+    def add(self, after: Row, before: Row) -> None:
+        """Add the difference of two rows to the slot of this thread."""
+        own = self.own()
+        if own.tobytes() == before.tobytes():  # no other slot has changed the state
+            self.write(self._own_slot(), after)
+        elif after.tobytes() != before.tobytes():  # because sums are rounded
+            self.write(self._own_slot(), self.rows.sum(np.array([after, self.rows.negative(before), own])))
+
+    def write(self, slot: int, row: Row) -> None:
+        """Make `row` the content of a slot of this thread."""
+        count = int(self._counts[slot]) + 1
+        self._buffers[slot, count % BUFFERS] = row
+        if not IN_ORDER:
+            fence()
+        self._counts[slot] = count
+
+    def _used_rows(self) -> np.ndarray:
+        """Return copies of the rows in all slots that were ever used."""
+        used = self._used_slots()
+        while True:
+            counts = self._counts[used]
+            if not IN_ORDER:
+                fence()
+            rows: np.ndarray = self._buffers[used, counts % BUFFERS]
+            if not IN_ORDER:
+                fence()
+            if (self._counts[used] - counts).max() < BUFFERS - 1:
+                return rows
+
+    def _used_slots(self) -> np.ndarray:
+        return self._counts.copy().nonzero()[0]  # a copy, because `nonzero` raises if a count changes meanwhile
+
+    def _own_slot(self) -> int:
+        ident = threading.get_ident()
+        if self._fd is not None and ident not in self._slots:
+            self._slots[ident] = self._claim_slot(self._fd)
+        return self._slots.get(ident, OWN)
+
+    def _claim_slot(self, fd: int) -> int:
+        """Lock a free slot. The system frees the slots of a process when the process ends."""
+        for _ in range(len(self._untried)):
+            slot = self._untried.popleft()
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+            except (BlockingIOError, PermissionError):  # POSIX allows either
+                self._untried.append(slot)
+            else:
+                extend(fd, 8 * SLOTS + 8 * BUFFERS * self.rows.size * (slot + 1), PURPOSE)
+                return slot
+        raise RuntimeError(f"more than {SLOTS} threads, of all processes together, update {self!r}; use fewer workers")
 
     def __repr__(self) -> str:
         arrays = ", ".join(f"{name}: {np.dtype(dtype).name}{list(shape)}" for name, shape, dtype in self.form)
         return f"SharedState({arrays}{', shared' if self.shared else ''})"
 
-    def __copy__(self) -> SharedState:  # a shallow copy would be a second lock on the same memory
+    def __copy__(self) -> SharedState:  # a shallow copy would have the same slots
         return SharedState(self.read())
 
     def __deepcopy__(self, memo: Any) -> SharedState:
         return SharedState(self.read())
 
     @classmethod
-    def _attach(
-        cls, token: str, form: Form, descriptor: Descriptor | None, arrays: Mapping[str, np.ndarray]
-    ) -> SharedState:
+    def _attach(cls, token: str, form: Form, descriptor: Descriptor | None, row: Row) -> SharedState:
         """Return the state that arrived with the arguments of this process.
 
-        A process on another machine receives no descriptor, and gets a private state with the values `arrays`.
+        A process on another machine receives no descriptor, and gets a private state that begins with `row`.
         """
         if (known := _open_states.get(token)) is not None:
-            if descriptor is not None:
-                os.close(descriptor.fd)
-            return known
-        if descriptor is None:
-            _open_states[token] = alone = cls(arrays)
-            return alone
+            return known  # keep the descriptor, because closing it would free the slots of this process
         self = cls.__new__(cls)
-        self._map(form, mmap.mmap(descriptor.fd, _size(form)), descriptor.fd, token)
+        self._map(form, None if descriptor is None else descriptor.fd, token)
+        if descriptor is None:
+            self.write(OTHERS, row)
+            _open_states[token] = self
         return self
 
     def __reduce__(self) -> Any:
-        if self._lock.fd is None:
+        if self._fd is None:
             return SharedState, (self.read(),)
         if (states := getattr(_pickling, "states", None)) is not None:
             states[self._token] = self
             return _find, (self._token,)
         if may_travel():
-            return SharedState._attach, (self._token, self.form, Descriptor(self._lock.fd), self.read())
+            return SharedState._attach, (self._token, self.form, Descriptor(self._fd), self.total())
         raise TypeError(
             f"{self!r} lies in memory without a name, which only a process that is starting can receive: pass the "
             "state in the env_fns of a vector env or the args of multiprocessing.Process, or use "
             "EnvCreator(..., share_memory=False), which gives each env a separate state"
         )
-
-
-def form_of(arrays: Mapping[str, np.ndarray]) -> Form:
-    for name, array in arrays.items():
-        if np.asarray(array).dtype.hasobject:
-            raise TypeError(f"the state {name!r} is an array of objects, which cannot be shared; use numbers")
-    return tuple((name, np.shape(array), np.asarray(array).dtype.str) for name, array in arrays.items())
 
 
 @contextmanager
@@ -374,7 +280,15 @@ def pickled_by_name() -> Iterator[dict[str, SharedState]]:
 
 _pickling = threading.local()
 _open_states: weakref.WeakValueDictionary[str, SharedState] = weakref.WeakValueDictionary()
-"""Shared states by token. A state has one object, because a process may hold only one descriptor of the file."""
+"""Shared states by token. A state has one object per process, because closing a descriptor frees the slots."""
+
+
+def _forget_slots_of_parent() -> None:
+    for state in list(_open_states.values()):
+        state._forget_slots()
+
+
+os.register_at_fork(after_in_child=_forget_slots_of_parent)
 
 
 def _find(token: str) -> SharedState:
@@ -384,11 +298,3 @@ def _find(token: str) -> SharedState:
             "for which the pickle was made can load the pickle"
         )
     return state
-
-
-def _buffer(form: Form) -> np.dtype:
-    return np.dtype([(str(k), dtype, shape) for k, (_, shape, dtype) in enumerate(form)], align=True)
-
-
-def _size(form: Form) -> int:
-    return HEADER + 2 * _buffer(form).itemsize

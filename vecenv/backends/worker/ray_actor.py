@@ -32,7 +32,7 @@ from vecenv import ray_cluster
 from vecenv.backends.ipc.messages import CLOSE, CLOSED, SETUP, Channel, Frame
 from vecenv.backends.ipc.serialization import loads_apart, receive_descriptors
 from vecenv.backends.memory.shared_memory import BUSY_NS, LINE, PROGRESS
-from vecenv.backends.memory.state_copies import Change, StateCopies
+from vecenv.backends.memory.state_copies import Changes, StateCopies
 from vecenv.backends.worker.main import construct, live
 from vecenv.backends.worker.worker_setup import PickledEnvFn, WorkerArgs
 from vecenv.seeds import seed_generators
@@ -53,7 +53,7 @@ class Bundle(NamedTuple):
     frames: list[tuple[int, int, bytes]]
     progress: int
     busy_ns: int
-    changes: list[Change | None]
+    changes: Changes
 
 
 PART = 96_000
