@@ -304,6 +304,9 @@ def seed_chain(seed: int, n: int) -> list[int]:
 KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
+OF_WORKERS = ("start_timeout", "step_timeout", "context", "affinity", "release_openmp")
+
+
 def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], hidden: Iterable[str] = ()) -> None:
     """Raise TypeError for an option that is in `hidden`, or that no class of `takers` (default: `user`) accepts."""
     known = sorted(_argument_names(takers or (user,)) - set(hidden))
@@ -311,6 +314,7 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
         if name not in known:
             close = _closest(name, known)
             meant = f"; it has {', '.join(known)}" if close is None else f"; did you mean {close!r}?"
+            meant = '; it needs workers: use ShmemVectorEnv (backend="shmem")' if name in OF_WORKERS else meant
             raise TypeError(f"{user.__name__} has no argument {name!r}{meant}")
 
 

@@ -95,6 +95,8 @@ class EnvCreator:
             is_known = isinstance(part, Stateful) or hasattr(part, "frozen")
             if (is_shared or (is_known and self._freezes == "all")) and hasattr(part, "freeze"):
                 part.freeze()
+                if self._freezes == "shared" and hasattr(part, "leaves_rewards"):
+                    part.leaves_rewards = True
         return env
 
     def for_env(self, i: int, n: int) -> EnvCreator:

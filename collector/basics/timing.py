@@ -55,7 +55,7 @@ class CollectorStats:
     """Number of episodes that ended, without broken episodes."""
     mean_return: float = math.nan
     """Mean return of the last 100 of these episodes, or NaN without episodes. A vector of rewards counts with its sum.
-    """
+    Transforms of rewards, such as `NormalizeReward`, change returns too."""
 
     @property
     def total(self) -> float:

@@ -236,8 +236,15 @@ class RayCollector(BaseCollector):
         """Continue from a `state_dict`: weights, frame count and unused episode ids.
 
         The envs begin new episodes. Rollouts in flight are discarded.
+
+        strict: raise if the names of weights differ, or if the state has statistics of envs, which actors do not load.
         """
         self._check_open()
+        if strict and (statistics := state_dict.get("env_state_dict")):
+            raise ValueError(
+                f"the state has the statistics {sorted(statistics)}, which a RayCollector cannot load: let make_venv "
+                "load them, and pass strict=False"
+            )
         self._load_progress(state_dict, strict, "frames", "iter")
         self._first_id = next_id = max(self._next_id, state_dict.get("traj_pool", 0))
         with self._in_use():

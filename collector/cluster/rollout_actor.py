@@ -112,7 +112,7 @@ class RolloutActor:
     def skip_to(self, next_id: int) -> None:
         index = -(-next_id // (self._count * self._collector.env.env_num))
         nothing: dict[str, Any] = {"env_state_dict": {}, "frames": 0, "iter": 0}
-        self._collector.load_state_dict({**nothing, "traj_pool": index * self._collector.env.env_num})
+        self._collector.load_state_dict({**nothing, "traj_pool": index * self._collector.env.env_num}, strict=False)
 
     def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[RolloutReport, Columns]:
         """Collect a rollout. `weights` is None if the actor already has this version.

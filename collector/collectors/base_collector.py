@@ -18,7 +18,7 @@ Self = TypeVar("Self", bound="BaseCollector")
 class BaseCollector(ABC):
     _closed = False
     _shutdown_cause = ""
-    """Class name of the exception that caused the shutdown, or ""."""
+    """Class name of the exception that caused the shutdown, "the last batch", or ""."""
     _first_argument = "the vector env"
     _weights: Any
     _evaluation: Any = None
@@ -81,15 +81,19 @@ class BaseCollector(ABC):
     ) -> CollectStats:
         """Collect `n_episode` whole episodes in separate envs, with the current policy in this process.
 
-        Training episodes continue, and `frames` does not change. See docs/guides/collecting.md.
+        Training episodes continue, and `frames` does not change. Returns are sums of rewards before a `VecNorm` or
+        `NormalizeReward` of the collector. See docs/guides/collecting.md.
 
         exploration_type: value to take from a distribution that the policy returns.
         seed: seed of the separate envs, so that each evaluation starts the same episodes.
-        eval_env: vector env to play in, which stays open. `None`: make envs like the collector's, for all evaluations.
-            They get copies of running statistics, but not what `set_env_attr`, `call` or reset options changed.
+        eval_env: vector env to play in, which stays open. Frozen copies of the collector's `transforms=` go around it,
+            unless it already has as many `TransformedVectorEnv`s around it as the training env.
+            `None`: make envs like the collector's, for all evaluations. They get copies of running statistics, but not
+            what `set_env_attr`, `call` or reset options changed.
         keep: True to return the steps too.
 
-        Raises `ValueError` if the collector cannot make the envs. Then pass `eval_env`.
+        Raises `ValueError` if the collector cannot make the envs (then pass `eval_env`), or if `eval_env` lacks the
+        statistics, or has other shapes or dtypes of observations than the training envs.
         """
         count, wanted = at_least_one("n_episode", n_episode), as_exploration_type(exploration_type, None)
         own = self._evaluation.collector(self._make_evaluator, eval_env, stay_open=not self._closed)
@@ -121,9 +125,11 @@ class BaseCollector(ABC):
     def _next_id(self) -> int:
         """Id above all used episode ids."""
 
-    def _load_progress(self, state: dict[str, Any], strict: bool, *needed: str) -> None:
+    def _load_progress(self, state: dict[str, Any], strict: bool, *needed: str, check: Any = None) -> None:
         if missing := [name for name in needed if name not in state]:
             raise ValueError(f"the state lacks {missing}; pass the result of a collector's `state_dict()`")
+        if check is not None:
+            check(state["env_state_dict"])
         if "policy_state_dict" in state:
             self._weights.load(state["policy_state_dict"], strict)
         self._weights.version = state.get("policy_version", 0)
@@ -154,6 +160,7 @@ class BaseCollector(ABC):
             self.frames += batch.frames + batch.dropped_rows
             self._batches += 1
             if self._is_complete():
+                self._shutdown_cause = "the last batch"
                 self.shutdown()
             return self._finish(batch)
         except StopIteration as error:  # a `for` loop would end without an error

@@ -12,12 +12,12 @@ from gymnasium import Env, spaces
 from gymnasium.vector import VectorEnv
 
 from vecenv import ShmemVectorEnv
-from vecenv.arguments import check_mapping, check_options, resolve_env_fns
+from vecenv.arguments import OF_WORKERS, check_mapping, check_options, resolve_env_fns
 from vecenv.transforms import TransformedVectorEnv
 from vecenv.transforms.compose import flat
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 
-PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
+PROCESSES = ("num_workers", *OF_WORKERS)
 """Keywords that require a vector env with worker processes."""
 _IF_BY_ID = (
     "or pass from_gymnasium(envs, resets_by_id=True) if its reset takes options['reset_mask'] and a seed per env"
@@ -132,14 +132,19 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
 
 def vector_env_remaker(
     kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, device: Any
-) -> Callable[[Any], Any]:
-    """Return a function that makes a second vector env from a source, with cloned transforms."""
+) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
+    """Return a function that makes a second vector env from a source, with cloned transforms, and `with_transforms`
+    for the policy's device.
+    """
+
+    def add(env: Any, transforms: Any) -> Any:
+        return with_transforms(env, transforms, policy, device)
 
     def remake(source: Any) -> Any:
         clones = None if transforms is None else [each.clone() for each in flat(transforms)]
-        return with_transforms(make_vector_env(source, kwargs, make), clones, policy, device)
+        return add(make_vector_env(source, kwargs, make), clones)
 
-    return remake
+    return remake, add
 
 
 def check_synchronous(env: Any, user: str, cuts: bool) -> None:

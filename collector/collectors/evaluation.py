@@ -8,7 +8,9 @@ from typing import Any
 
 from collector.collectors.env_source import below_facade
 from collector.policy.random_policy import RandomPolicy
-from vecenv import EnvCreator, VectorEnvNormObs, VectorEnvWrapper
+from vecenv import EnvCreator, VectorEnvNormObs, VectorEnvWrapper, nest
+from vecenv.layout import space_tree
+from vecenv.transforms.arrays import row_of
 from vecenv.transforms.compose import HasTransforms
 from vecenv.transforms.transform import Freezable
 
@@ -53,23 +55,57 @@ def copy_statistics(train: Any, other: Any) -> None:
     for known, new in zip(_wrappers(train), _wrappers(other), strict=True):
         if isinstance(new, HasTransforms):
             new.transform.load_state_dict(known.transform.state_dict())
-            for each in new.transform:
-                if isinstance(each, Freezable):
-                    each.freeze()
+            _freeze(new)
         else:
             new.set_obs_rms(known.get_obs_rms())
             new.update_obs_rms = False
+
+
+def _freeze(env: HasTransforms) -> None:
+    for each in env.transform:
+        if isinstance(each, Freezable):
+            each.freeze().leaves_rewards = True
+
+
+def observation_trees(env: Any) -> list[Any]:
+    """Return the arrays of an observation for each env of a vector env. Envs without a space are left out."""
+    found = getattr(env, "observation_space", None)
+    return [space_tree(each, "obs") for each in (found if isinstance(found, list) else [found]) if each is not None]
+
+
+def check_observations(known: list[Any], eval_env: Any) -> None:
+    """Raise `ValueError` if `eval_env` has observations unlike all of `known`, the observations of the training."""
+    if known and (others := [each for each in observation_trees(eval_env) if each not in known]):
+        raise ValueError(
+            f"eval_env has observations with {_shown(others[0])}, and the policy is trained on {_shown(known[0])}: put "
+            "the transforms of the training envs around eval_env too, for example TransformedVectorEnv(eval_env, "
+            "CatFrames(4, -1)), or play in it with a collector of its own: SyncDataCollector(eval_env, policy, "
+            "frames_per_batch=n).collect(n_episode=8)"
+        )
+
+
+def _shown(tree: Any) -> str:
+    leaves = ((each.path, row_of(each)) for each in nest.leaves(tree))
+    return ", ".join(path if row is None else f"{path} of shape {row[0]} and dtype {row[1]}" for path, row in leaves)
 
 
 class Evaluation:
     """Maker of the collectors for `evaluate`.
 
     source: first argument of the training collector. train: the training vector env, with statistics to copy, or
-        `None` if Ray actors have the training envs.
+        `None` if Ray actors have the training envs. add_transforms: puts transforms around a vector env, at the place
+        of the collector's `transforms=`. `None`: the collector has no `transforms=`.
     """
 
-    def __init__(self, source: Any, make_env: Callable[[Any], Any], train: Any = None) -> None:
-        self._source, self._make_env, self._train = source, make_env, train
+    def __init__(
+        self,
+        source: Any,
+        make_env: Callable[[Any], Any],
+        train: Any = None,
+        add_transforms: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self._source, self._make_env, self._train, self._add_transforms = source, make_env, train, add_transforms
+        self._observations = observation_trees(train)
         self._no_remake_reason = None if train is None else why_not_remakeable(source, train)
         self._creators: dict[EnvCreator, EnvCreator] = {}
         """`EnvCreator` of training envs -> its copy with frozen statistics."""
@@ -87,6 +123,8 @@ class Evaluation:
                 f"eval_env must be a vector env of vecenv, got {eval_env!r}: pass for example "
                 "DummyVectorEnv([make_env] * 4)"
             )
+        if eval_env is not None:
+            eval_env = self._like_training(eval_env)
         if eval_env is None and self._kept_collector is None:
             self._kept_collector = self._make(make_collector)
         if eval_env is None:
@@ -99,6 +137,26 @@ class Evaluation:
                 collector.shutdown(close_env=False)
             elif not stay_open:
                 self.close()
+
+    def _like_training(self, eval_env: Any) -> Any:
+        """Return `eval_env` with frozen copies of the collector's `transforms=` around it.
+
+        An `eval_env` with as many wrappers that change rows as the training env has its transforms already.
+        """
+        missing = _row_changers(self._train)[: -len(_row_changers(eval_env)) or None]
+        if missing and self._add_transforms is not None:
+            eval_env = self._add_transforms(eval_env, missing.pop(0).transform.frozen_copy())
+            _freeze(eval_env)
+        for wrapper in missing:
+            if names := _norms_of_observations(wrapper):
+                raise ValueError(
+                    f"the training env normalises observations by {' and '.join(names)}, and eval_env does not: pass "
+                    "TransformedVectorEnv(eval_env, collector.env.transform.frozen_copy()), or for VectorEnvNormObs "
+                    "venv = VectorEnvNormObs(eval_env, update_obs_rms=False) after "
+                    "venv.set_obs_rms(collector.env.get_obs_rms())"
+                )
+        check_observations(self._observations, eval_env)
+        return eval_env
 
     def _make(self, make_collector: Callable[[Any], Any]) -> Any:
         if self._no_remake_reason is not None:
@@ -137,6 +195,16 @@ class Evaluation:
         if self._kept_collector is not None:
             own, self._kept_collector = self._kept_collector, None
             own.shutdown()
+
+
+def _row_changers(env: Any) -> list[Any]:
+    return [each for each in _wrappers(env) if isinstance(each, (HasTransforms, VectorEnvNormObs))]
+
+
+def _norms_of_observations(wrapper: Any) -> list[str]:
+    if not isinstance(wrapper, HasTransforms):
+        return [type(wrapper).__name__]
+    return [type(each).__name__ for each in wrapper.transform if isinstance(each, Freezable) and each.in_keys != []]
 
 
 def _wrappers(env: Any) -> list[Any]:

@@ -28,6 +28,7 @@ from collector.collectors.env_source import (
     vector_env_remaker,
     with_transforms,
 )
+from collector.collectors.env_statistics import EnvStatistics
 from collector.collectors.episode_loop import EpisodeLoop
 from collector.collectors.evaluation import Evaluation, policy_for_evaluation
 from collector.collectors.sync_loop import SyncLoop
@@ -154,7 +155,9 @@ class SyncDataCollector(BaseCollector):
         self._weights = self._source.weights
         n = self.env.env_num
         self._warn_of_rounding(f"the {n} envs", f"{self.frames_per_batch // n} steps of each, ")
-        self._evaluation = Evaluation(source, vector_env_remaker(kwargs, make, transforms, *where), self.env)
+        remake, add = vector_env_remaker(kwargs, make, transforms, *where)
+        self._statistics = EnvStatistics(source, self.env)
+        self._evaluation = Evaluation(source, remake, self.env, None if transforms is None else add)
 
     def _check_env(self) -> None:
         check_synchronous(self.env, self._name_in_errors, cuts=self._config.max_frames_per_traj > 0)
@@ -316,6 +319,7 @@ class SyncDataCollector(BaseCollector):
         the hook sees becomes the truncated end of these episodes.
         """
         self._config.refuse_with_seeds("reset()")
+        self._check_open()
         n = self.env.env_num
         ids = np.arange(n) if index is None else as_ids(index, n)
         if not kwargs and self._source.cut(ids):
@@ -335,6 +339,7 @@ class SyncDataCollector(BaseCollector):
         `torch.manual_seed`.
         """
         self._config.refuse_with_seeds("set_seed()")
+        self._check_open()
         self._source.recover()
         self._finish_steps(discard=False)
         following: int = self.env.set_seed(seed, static_seed)
@@ -343,7 +348,7 @@ class SyncDataCollector(BaseCollector):
         return following
 
     def _env_state(self) -> dict[str, Any]:
-        return self.env.state_dict() if hasattr(self.env, "state_dict") else {}
+        return self._statistics.state_dict()
 
     @property
     def _next_id(self) -> int:
@@ -352,15 +357,15 @@ class SyncDataCollector(BaseCollector):
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Restore weights, counts and statistics from a `state_dict`. The envs begin new episodes.
 
-        strict: raise if the names of weights differ.
+        strict: raise if the names of weights or statistics differ.
         """
         if not self._closed:
             self._source.recover()
-        self._load_progress(state_dict, strict, "env_state_dict", "frames", "iter")
+        check = self._statistics.check if strict else None
+        self._load_progress(state_dict, strict, "env_state_dict", "frames", "iter", check=check)
         if not self._closed:
             self._finish_steps(discard=True)  # first, because these steps would change the loaded statistics
-        if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
-            self.env.load_state_dict(state_dict["env_state_dict"])
+        self._statistics.load_state_dict(state_dict["env_state_dict"])
         self._source.episodes.skip_to(state_dict.get("traj_pool", 0))
 
     @property

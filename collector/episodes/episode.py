@@ -327,7 +327,8 @@ class CollectStats:
     collect_time: float
     """Duration in seconds."""
     returns: np.ndarray
-    """float64 `(episodes,)` or `(episodes, m)`: sums of rewards, including the episodes' steps in earlier batches."""
+    """float64 `(episodes,)` or `(episodes, m)`: sums of rewards, including the episodes' steps in earlier batches.
+    `collect` sums transformed rewards. `evaluate` sums rewards that are not normalised."""
     lens: np.ndarray
     """int64 `(episodes,)`: steps per episode."""
     batch: Rollout | FlatRollout | None

@@ -17,7 +17,7 @@ import numpy as np
 
 from collector.episodes.seeds import action_seed, episode_seed
 from collector.jobs.job import BUILT_IN_POLICIES, Call, Job, JobError
-from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_names, find_class, load_attr
+from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, find_class, load_attr, names_of_script
 from collector.jobs.transform_statistics import freeze, from_json
 from collector.policy.keyed_noise import restored_generators
 from vecenv import transforms
@@ -120,7 +120,7 @@ def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], g
     """Return a function that creates an env. Prefer `gymnasium.make`, because workers import less for this function."""
     nested = any(isinstance(each, (dict, list)) for each in job.env_kwargs.values())
     if nested or job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
-        program = {name: load_attr(name) for _, name in code_names(job) if name.startswith("__main__:")}
+        program = {name: load_attr(name) for name in names_of_script(job)}
         return partial(make_env, job, statistics=statistics, program=program)
     return _maker(job)
 

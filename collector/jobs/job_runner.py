@@ -24,7 +24,7 @@ from collector.jobs.builders import (
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import check_unchanged, fixed_settings, read_job, with_settings
 from collector.jobs.job_progress import JobState, Metrics, import_tensorboard
-from collector.jobs.names import check_names
+from collector.jobs.names import check_names, names_of_script
 from collector.jobs.plan import Plan
 from collector.jobs.player import EpisodeWriter, JobFailedError, PlayedEpisodes, Player, skipped_in
 from collector.jobs.ray_player import RayPlayer, device_of_tasks
@@ -35,6 +35,7 @@ from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import DummyVectorEnv
+from vecenv.errors import warn_caller
 from vecenv.ray_cluster import RayCluster, connect
 
 Progress = Callable[[JobState], None]
@@ -83,6 +84,12 @@ def run_job(
         return resume_job(out, job, **running)
     runner = JobRunner(load_frozen_statistics(job), Path(out), **running)
     check_folder(runner.out, overwrite)
+    if names := names_of_script(job):
+        warn_caller(
+            f"the job names {', '.join(names)}, which only this script can import: it can resume the job, but "
+            "`python -m collector resume`, `verify --replay` and `video` cannot; put the definition into a module, and "
+            "import it here"
+        )
     return runner.run(overwrite=overwrite)
 
 

@@ -111,6 +111,15 @@ def code_names(job: Job) -> list[tuple[NameKind, str]]:
     return [(kind, name) for kind, name in names if not is_listed(kind, name)]
 
 
+def names_of_script(job: Job) -> list[str]:
+    """Return the names in a job that the running script or notebook defines. Other programs cannot import them.
+
+    >>> names_of_script(Job(env="__main__:make_env", episodes=2))
+    ['__main__:make_env']
+    """
+    return [name for _, name in code_names(job) if name.startswith("__main__:")]
+
+
 def modules_to_allow(job: Job, where: Any) -> list[str] | None:
     """Return the modules that `resume_job` needs in `allow_import`, or None if no modules suffice."""
     names = [name for _, name in code_names(job)]
@@ -146,6 +155,11 @@ def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
                 f"resume with: python -m collector run FILE --out {where} --resume"
             )
     modules = dict.fromkeys(name.partition(":")[0] for _, name in code)
+    if "__main__" in modules and "__main__" not in allowed:
+        raise JobError(
+            f"{named} {', '.join(names_of_script(job))}, which the script that began the job defines: only this script "
+            "can use the folder, for example by run_job(job, folder, resume=True)"
+        )
     if missing := [module for module in modules if module not in allowed]:
         unknown = ", ".join(repr(name) for _, name in code if name.partition(":")[0] in missing)
         flags = " ".join(f"--allow-import {module}" for module in missing)

@@ -100,7 +100,7 @@ def summary(state: JobState, info: dict[str, Any] | None) -> Group:
     ]
     if state.status == "complete":
         return Group("Collected:", table_of(rows))
-    if (modules := modules_to_allow(job, state.out)) is None:
+    if info is None or (modules := modules_to_allow(job, state.out)) is None:
         advice = "To resume, run the same command with --resume and without --overwrite"
     else:
         flags = (f" --allow-import {module}" for module in modules)

@@ -18,6 +18,7 @@ from collector.policy.keyed_noise import restored_generators
 from collector.policy.policy_call import ExplorationType, PolicyCall
 from collector.policy.recurrent_state import RecurrentState
 from vecenv import nest
+from vecenv.actions import batch_actions
 from vecenv.errors import add_note
 from vecenv.nest import as_array, cast_exactly
 
@@ -163,7 +164,7 @@ class OutputCheck:
     def flatten_actions(self, outputs: dict[Any, Any]) -> dict[str, Any]:
         """Replace Dict or Tuple actions by an entry per array, such as `action['move']`.
 
-        A list stays one action per env if the action space is not a space of arrays, such as Text and Sequence.
+        If the action space is not a space of arrays, such as Text and Sequence, the result has one action per env.
         """
         if self.expected and not self._is_tree:
             return outputs
@@ -172,12 +173,14 @@ class OutputCheck:
             return {"action": nest.object_array([nest.tensor_on_host(each) for each in action]), **outputs}
         if not (self._is_tree and isinstance(action, (dict, tuple))):
             return {"action": action, **outputs}
-        if not self.expected:
+        if not self.expected and isinstance(action, tuple):
             raise TypeError(
-                f"the policy returned 'action' as a {type(action).__name__}; the action space {self._space} has "
-                "leaves that are not arrays, or the spaces of the envs differ: return one action per env, as a list or "
-                "an object array"
+                f"the policy returned 'action' as a tuple; the action space {self._space} has leaves that are not "
+                "arrays, or the spaces of the envs differ: return one action per env, as a list or an object array"
             )
+        if not self.expected:
+            count = len(next(nest.leaves(action), ()))
+            return {"action": nest.object_array(batch_actions(action, range(count), None)), **outputs}
         return {**flatten(action, self._space), **outputs}
 
     def _check(self, outputs: Outputs, rows: int) -> None:

@@ -58,7 +58,10 @@ def read_head(folder: str | os.PathLike[str]) -> dict[str, Any]:
         with SafeFolder(folder) as opened:
             return _checked(opened.read(HEAD, LARGEST_HEAD))
     except FileNotFoundError:
-        raise DatasetError(f"{root} holds no collected episodes: there is no {HEAD}") from None
+        raise DatasetError(
+            f"{root} holds no collected episodes: there is no {HEAD}; if a job ended before its first episodes were "
+            f"stored, start it again: python -m collector run FILE --out {root} --resume"
+        ) from None
     except (DatasetError, ValueError) as error:
         raise DatasetError(f"{root / HEAD} cannot be read: {error}") from None
 

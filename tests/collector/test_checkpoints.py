@@ -48,12 +48,18 @@ def play(owner: Any) -> Any:
     return owner
 
 
+def collector_of_creators() -> Any:
+    creator = EnvCreator(normalised)
+    return SyncDataCollector([creator, creator.make_variant()], frames_per_batch=20)
+
+
 OWNERS: dict[str, Callable[[], Any]] = {
     "EnvCreator": lambda: EnvCreator(normalised),
     "VecNorm": lambda: VecNorm(["observation"]),
     "TransformedVectorEnv": vector_env,
     "SyncDataCollector": partial(collector, SyncDataCollector),
     "AsyncDataCollector": partial(collector, AsyncDataCollector),
+    "SyncDataCollector of creators": collector_of_creators,
 }
 
 
@@ -96,6 +102,21 @@ def test_a_state_of_arrays_from_an_older_file_loads(name: str) -> None:
         np.testing.assert_array_equal(array, arrays(state)[path])
     for each in (owner, other) if name == "TransformedVectorEnv" else ():
         each.close()
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_collector_refuses_a_state_with_other_statistics_and_changes_nothing(learns: bool) -> None:
+    plain = {"create_env_fn": [CARTPOLE] * 2}
+    kinds = [plain, {**plain, "transforms": VecNorm(["observation"])}]
+    made, other = reversed(kinds) if learns else kinds
+    with SyncDataCollector(frames_per_batch=20, **made) as one, SyncDataCollector(frames_per_batch=20, **other) as two:
+        one.next()
+        state = one.state_dict()
+        with pytest.raises(ValueError, match=r"the state has the statistics \[.*\], and this collector has \["):
+            two.load_state_dict(state)
+        assert two.frames == 0
+        two.load_state_dict(state, strict=False)
+        assert two.frames == 20
 
 
 def test_without_torch_a_state_has_arrays_and_imports_nothing() -> None:

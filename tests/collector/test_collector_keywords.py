@@ -416,6 +416,15 @@ class TestState:
         with pytest.raises(RuntimeError, match="shut down"):
             other.next()
 
+    @pytest.mark.parametrize(
+        "call", [lambda c: c.rollout(), lambda c: c.set_seed(0), lambda c: c.reset(), lambda c: c.reset([0], seed=1)]
+    )
+    def test_after_the_last_batch_a_call_says_so(self, call: Any) -> None:
+        with make(3, steps=5, total_frames=5) as collector:
+            assert len(list(collector)) == 1
+            with pytest.raises(RuntimeError, match="shut down after the last batch; make a new collector"):
+                call(collector)
+
     @pytest.mark.parametrize("name", ["env_state_dict", "frames", "iter"])
     def test_a_state_that_lacks_something_is_an_error_and_changes_nothing(self, name: str) -> None:
         with make(3, steps=5) as collector:

@@ -250,6 +250,118 @@ def moments_of(collector: Any, source: Any) -> tuple[np.ndarray, np.ndarray]:
     return norm.moments()["observation"]
 
 
+@pytest.mark.parametrize("backend", ["dummy", pytest.param("shmem", marks=FULL)])
+def test_an_env_that_is_passed_gets_frozen_copies_of_the_collectors_transforms(backend: str, raw: Any) -> None:
+    """As `EvalCallback` of Stable-Baselines3 2.9 copies the statistics of `VecNormalize`."""
+    transforms = [VecNorm(["observation"]), CatFrames(2, -1), NormalizeReward()]
+    with (
+        SyncDataCollector(cartpoles(2), ones, frames_per_batch=40, transforms=transforms, backend=backend) as collector,
+        DummyVectorEnv(cartpoles(2)) as eval_env,
+    ):
+        frozen = None
+        for _ in range(2):  # the second evaluation has newer statistics
+            collector.next()
+            mean, std = moments_of(collector, None)
+            for each in (eval_env, None):
+                stats = collector.evaluate(5, seed=1, eval_env=each, keep=True)
+                assert stats.batch.obs.shape[1] == 8
+                np.testing.assert_allclose(stats.batch.obs[:, -4:], (raw.obs - mean) / std, rtol=1e-4, atol=1e-5)
+                np.testing.assert_array_equal(stats.batch.reward, raw.reward)
+            if frozen is None:  # an env that is wrapped already keeps its transforms
+                frozen = TransformedVectorEnv(eval_env, collector.env.transform.frozen_copy())
+                first = mean, std
+            own = collector.evaluate(5, seed=1, eval_env=frozen, keep=True).batch
+            np.testing.assert_allclose(own.obs[:, -4:], (raw.obs - first[0]) / first[1], rtol=1e-4, atol=1e-5)
+        assert eval_env.reset()[0].shape == (2, 4)
+
+
+NORMS = {
+    "VecNorm": lambda venv: TransformedVectorEnv(venv, VecNorm(["observation"])),
+    "VectorEnvNormObs": VectorEnvNormObs,
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_an_env_that_is_passed_without_the_statistics_of_the_training_env_is_refused(name: str, raw: Any) -> None:
+    with (
+        SyncDataCollector(NORMS[name](DummyVectorEnv(cartpoles(2))), ones, frames_per_batch=40) as collector,
+        DummyVectorEnv(cartpoles(2)) as eval_env,
+    ):
+        collector.next()
+        with pytest.raises(ValueError, match=rf"normalises observations by {name}, and eval_env does not: pass"):
+            collector.evaluate(2, eval_env=eval_env)
+        mean, std = moments_of(collector, None)
+        wrapped = NORMS[name](eval_env)
+        if name == "VecNorm":
+            wrapped = TransformedVectorEnv(eval_env, collector.env.transform.frozen_copy())
+        else:
+            wrapped = VectorEnvNormObs(eval_env, update_obs_rms=False)
+            wrapped.set_obs_rms(collector.env.get_obs_rms())
+        batch = collector.evaluate(5, seed=1, eval_env=wrapped, keep=True).batch
+        np.testing.assert_allclose(batch.obs, (raw.obs - mean) / std, rtol=1e-4, atol=1e-5)
+    with (
+        SyncDataCollector(
+            TransformedVectorEnv(DummyVectorEnv(cartpoles(2)), NormalizeReward()), ones, frames_per_batch=40
+        ) as collector,
+        DummyVectorEnv(cartpoles(2)) as eval_env,
+    ):
+        assert len(collector.evaluate(2, eval_env=eval_env).returns) == 2  # observations are the same without it
+
+
+def stacked() -> Any:
+    return TransformedEnv(gymnasium.make("CartPole-v1"), CatFrames(2, -1))
+
+
+def test_an_env_that_is_passed_with_other_observations_is_refused() -> None:
+    with (
+        SyncDataCollector([stacked] * 2, ones, frames_per_batch=4) as collector,
+        DummyVectorEnv(cartpoles(2)) as eval_env,
+        DummyVectorEnv([stacked]) as alike,
+        DummyVectorEnv(cartpoles(1)) as below,
+    ):
+        with pytest.raises(
+            ValueError, match=r"observations with obs of shape \(4,\) .* trained on obs of shape \(8,\)"
+        ):
+            collector.evaluate(2, eval_env=eval_env)
+        for each in (
+            alike,
+            TransformedVectorEnv(below, CatFrames(2, -1)),
+        ):  # it does not matter where frames are joined
+            assert collector.evaluate(2, eval_env=each).n_collected_episodes == 2
+
+
+REWARDS = {
+    "NormalizeReward": lambda: {"transforms": NormalizeReward(gamma=1.0)},
+    "VecNorm": lambda: {"transforms": VecNorm(["observation", "reward"])},
+    "VecNorm of a creator": lambda: {"create_env_fn": [EnvCreator(pendulum_with_vec_norm)] * 2},
+}
+
+
+def pendulum_with_vec_norm() -> Any:
+    return TransformedEnv(pendulum(), VecNorm())
+
+
+def pendulum() -> Any:
+    return gymnasium.make("Pendulum-v1", max_episode_steps=30)
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_returns_of_an_evaluation_are_sums_of_the_envs_own_rewards(name: str) -> None:
+    """As in Stable-Baselines3, whose `Monitor` is below `VecNormalize`."""
+
+    def still(obs: Any) -> Any:
+        return np.zeros((len(obs), 1), np.float32)
+
+    with SyncDataCollector([pendulum] * 2, still, frames_per_batch=4) as collector:
+        raw = collector.evaluate(4, seed=1).returns
+    options = {"create_env_fn": [pendulum] * 2, **REWARDS[name]()}
+    with SyncDataCollector(policy=still, frames_per_batch=40, **options) as collector:
+        for _ in range(2):
+            collector.next()
+            np.testing.assert_allclose(collector.evaluate(4, seed=1).returns, raw)
+        assert abs(collector.next().reward).max() < abs(raw).max() / 30 / 2, "the training's rewards are normalised"
+
+
 LEARNING = {
     "VecNorm": [partial(normalised, lambda env: TransformedEnv(env, VecNorm()))] * 2,
     "NormalizeReward": [partial(normalised, lambda env: TransformedEnv(env, [NormalizeReward()]))] * 2,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.transforms.transform import Rows, Transform
+from vecenv.transforms.transform import Freezable, Rows, Transform
 
 Self = TypeVar("Self", bound="HasTransforms")
 
@@ -69,6 +69,10 @@ class Compose(Transform):
         for transform in self.transforms:
             space = transform.transform_action_space(space)
         return space
+
+    def frozen_copy(self) -> Compose:
+        """Return a clone with frozen statistics."""
+        return Compose(*[each.frozen_copy() if isinstance(each, Freezable) else each.clone() for each in self])
 
     def state_dict(self) -> dict[str, Any]:
         return self._states_by_name(lambda each: each.state_dict())

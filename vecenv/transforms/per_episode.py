@@ -204,6 +204,8 @@ class NormalizeReward(PerEpisode, Freezable):
         self.rows_of("returns").clear(rows.ids)
 
     def step(self, rows: Rows) -> None:
+        if self.leaves_rewards:
+            return
         rows.check_reward(self)
         kept = self.rows_of("returns")  # also kept up to date while frozen, for `unfreeze` within an episode
         before = kept.take(rows.ids, rows.reward)

@@ -280,6 +280,8 @@ class Freezable(Transform):
     """Base class of transforms that learn statistics unless they are `frozen`."""
 
     frozen = False
+    leaves_rewards = False
+    """If True, rewards stay unchanged. `collector.evaluate` sets it, so that returns are sums of the env's rewards."""
 
     def repeat(self, rows: Rows) -> None:
         frozen, self.frozen = self.frozen, True

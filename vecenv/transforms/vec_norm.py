@@ -147,9 +147,10 @@ class VecNorm(Freezable):
             )
 
     def step(self, rows: Rows) -> None:
-        if self.norms_reward:
+        norms_reward = self.norms_reward and not self.leaves_rewards
+        if norms_reward:
             rows.check_reward(self, ": pass in_keys without 'reward'")
-        self._norm_rows(rows, self.norms_reward)
+        self._norm_rows(rows, norms_reward)
 
     def _norm_rows(self, rows: Rows, norms_reward: bool) -> None:
         updates_shared = self._shared is not None and not self.frozen

@@ -248,6 +248,15 @@ class TestBatches:
         assert max(batch.traj_ids.max() for batch in before) < state["traj_pool"]
         assert min(batch.traj_ids.min() for batch in after) >= state["traj_pool"]
 
+    def test_a_state_with_statistics_is_refused(self) -> None:
+        with RayCollector(countdowns(3), Constant(), num_actors=2, frames_per_batch=8) as collector:
+            state = {**collector.state_dict(), "frames": 8, "env_state_dict": {"0.VecNorm": {}}}
+            with pytest.raises(ValueError, match=r"statistics \['0.VecNorm'\], which a RayCollector cannot load"):
+                collector.load_state_dict(state)
+            assert collector.frames == 0
+            collector.load_state_dict(state, strict=False)
+            assert collector.frames == 8
+
     def test_a_loaded_state_leaves_the_object_of_the_driver_unchanged(self) -> None:
         policy = Stateful()
         with RayCollector(countdowns(3), policy, num_actors=2, frames_per_batch=8) as collector:

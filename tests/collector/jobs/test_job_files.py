@@ -18,6 +18,7 @@ from gymnasium.wrappers import FlattenObservation
 
 from collector import Dataset, Job, load_job, run_job
 from collector.__main__ import main
+from collector.jobs.dataset_info import dataset_info
 from collector.jobs.job import Call, JobError, as_record
 from collector.jobs.job_files import with_settings
 from collector.jobs.job_progress import JobState
@@ -207,9 +208,10 @@ class TestPrograms:
         text = str(inspect.getdoc(Job)).partition("Args:")[2]
         assert re.findall(r"^    (\w+): ", text, re.M) == list(Job.__struct_fields__)
 
-    @FULL
-    @pytest.mark.parametrize("backend", ["dummy", "shmem"])
-    def test_what_a_program_defines_itself_works_on_every_backend(self, backend: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("backend", ["dummy", pytest.param("shmem", marks=FULL)])
+    def test_what_a_program_defines_itself_works_on_every_backend_and_only_there(
+        self, backend: str, tmp_path: Path, capsys: Any
+    ) -> None:
         code = f"""
 import gymnasium
 from collector import Job, run_job
@@ -219,10 +221,15 @@ class Cell(gymnasium.Env):
     def reset(self, *, seed=None, options=None): return self.observation_space.sample(), {{}}
     def step(self, action): return self.observation_space.sample(), 1.0, True, False, {{}}
 
-print(run_job(Job(env=Cell, backend="{backend}", num_envs=2, episodes=3), {str(tmp_path / "a")!r}).status)
+for _ in range(2):
+    job = Job(env=Cell, backend="{backend}", num_envs=2, episodes=3)
+    print(run_job(job, {str(tmp_path / "a")!r}, resume=True).status)
 """
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert (done.stdout, done.stderr) == ("complete\n", "")
+        assert done.stdout == "complete\ncomplete\n"
+        assert done.stderr.count("the job names __main__:Cell, which only this script can import") == 1
+        assert main(["resume", str(tmp_path / "a"), "--no-plot"]) == 2
+        assert "names __main__:Cell, which the script that began the job defines: only this" in capsys.readouterr().err
 
 
 class TestCommandLine:
@@ -317,8 +324,11 @@ class TestCommandLine:
     def test_the_advice_names_a_folder_with_brackets(self, tmp_path: Path, capsys: Any) -> None:
         for name in ("run[lr=0.1]", "a[/b]"):
             state = JobState(job=Job(env="CartPole-v1", episodes=1), out=tmp_path / name, status="interrupted")
-            make_console().print(summary(state, None), soft_wrap=True)
+            run_job(Job(env="CartPole-v1", backend="dummy", num_envs=1, episodes=1), tmp_path / name)
+            make_console().print(summary(state, dataset_info(tmp_path / name)), soft_wrap=True)
             assert f"python -m collector resume '{tmp_path / name}'" in capsys.readouterr().out
+            make_console().print(summary(state, None), soft_wrap=True)  # no episode is stored, perhaps no folder
+            assert "To resume, run the same command with --resume" in capsys.readouterr().out
 
     def test_output_that_cannot_be_written_ends_no_command(self, file: Path, tmp_path: Path) -> None:
         """The terminal cannot encode the folder, or the caller has closed the streams."""
@@ -411,7 +421,7 @@ class TestCommandLine:
             ("plot none --out a.jpg", "--out names a PNG file, got a.jpg"),
             ("run none.toml", "none.toml cannot be read: No such file"),
             (f"run {HERE}:Counting", f"is not a job file; to name an env, pass --env {HERE}:Counting"),
-            ("resume none", "none holds no collected episodes"),
+            ("resume none", "start it again: python -m collector run FILE --out none --resume"),
             ("info none", "none holds no collected episodes"),
             ("verify none --replay -1", "--replay must be at least 0, got -1"),
             ("video none --num-workers 0", "--num-workers must be at least 1, got 0"),

@@ -172,19 +172,6 @@ def test_what_does_not_fit_is_named(action: Any, error: Any, message: str) -> No
         batch_of([Drives] * 2, lambda obs: action, 20)
 
 
-def test_spaces_with_text_take_one_action_for_each_env() -> None:
-    class Says(Drives):
-        action_space = spaces.Dict(word=spaces.Text(3, min_length=3))
-
-        def step(self, action: Any) -> Any:
-            return np.full(3, len(action["word"]), np.float32), 0.0, False, False, {}
-
-    assert (batch_of([Says] * 2, lambda obs: [{"word": "abc"}] * 2, 4).next.obs == 3).all()
-    batched = {"action": {"word": np.array(["abc", "def"])}}
-    with pytest.raises(TypeError, match="return one action per env, as a list or an object array"):
-        batch_of([Says] * 2, lambda obs: batched, 4)
-
-
 def test_a_reward_of_nan_shows_the_action() -> None:
     message = r"reward of NaN in step 0 .* for the action \{'gear': np.int64\(0\)"
     with (

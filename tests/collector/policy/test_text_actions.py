@@ -76,6 +76,49 @@ def test_texts_of_any_length_reach_the_envs_and_the_batch(kind: Any, form: str) 
         np.testing.assert_array_equal(texts + "!", batch.extras["thought"][batch.mask])
 
 
+class Acts(Echo):
+    """Takes a text and how often to say it."""
+
+    action_space = spaces.Dict({"say": spaces.Text(1000), "gear": spaces.Discrete(9)})
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        self.steps += 1
+        return said(action), 1.0, self.steps == 5, False, {}
+
+
+def said(action: Any) -> str:
+    return str(action["say"]) * int(action["gear"])
+
+
+BATCHES = {
+    "entry": lambda says, gears: {"action": {"say": says, "gear": gears}, "thought": says},
+    "array": lambda says, gears: {"action": {"say": np.array(says, object), "gear": gears}},
+    "per env": lambda says, gears: [{"say": a, "gear": b} for a, b in zip(says, gears, strict=True)],
+}
+
+
+@pytest.mark.parametrize("form", BATCHES)
+def test_texts_may_be_parts_of_actions(form: str) -> None:
+    def policy(obs: Any) -> Any:
+        return BATCHES[form](["x" * (len(each) + 1) for each in obs], np.arange(len(obs)) + 1)
+
+    batch = batch_of(DummyVectorEnv([Acts] * 2), policy, 8)
+    assert [said(action) for action in batch.action[batch.mask]] == [*batch.next.obs[batch.mask]]
+    if form == "entry":
+        assert [*batch.extras["thought"].flat] == [action["say"] for action in batch.action.flat]
+
+
+def test_parts_of_different_length_and_tuples_are_refused() -> None:
+    class Pairs(Echo):
+        action_space = spaces.Tuple((spaces.Text(9), spaces.Discrete(2)))
+
+    with pytest.raises(TypeError, match="return one action per env, as a list or an object array"):
+        batch_of(DummyVectorEnv([Pairs] * 2), lambda obs: {"action": (["a", "b"], [1, 1])}, 8)
+    with pytest.raises(ValueError, match="got 2 actions for 1 envs"):
+        batch_of(DummyVectorEnv([Acts] * 2), lambda obs: {"action": {"say": ["a"], "gear": [1, 1]}}, 8)
+
+
 def test_one_policy_serves_whole_episodes_and_an_evaluation() -> None:
     policy = Speaks(list)
     with SyncDataCollector([Echo] * 2, policy, frames_per_batch=10) as collector:

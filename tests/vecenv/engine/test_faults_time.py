@@ -65,6 +65,9 @@ def test_a_hang_in_a_call_or_reset_is_reported_for_its_env_where_a_block_mate_wa
                 hang(venv)
             check_error(caught.value, 0, pid, "in sleep_for_ages")
             assert str(caught.value).count("in sleep_for_ages") == 1
+            stack = str(caught.value).partition(" was at\n")[2].splitlines()
+            assert stack[0].startswith("Current thread")
+            assert stack[1].endswith("in sleep_for_ages")
             assert venv.failed_id == [0, 1]
             venv.reset()
             ledger.catch_up()
@@ -141,6 +144,7 @@ def test_without_a_limit_a_long_step_is_reported_in_a_warning_with_its_stack(
         assert longer.startswith("env 2")
         worker = f"worker pid {pids(ledger.venv)[2]}" if column.remote else "thread vecenv-block-2"
         assert f"({worker}" in hang
+        assert "step_timeout" in hang
         assert "faulty.py" in hang
         assert "on_step" in hang
 

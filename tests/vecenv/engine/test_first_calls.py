@@ -75,6 +75,7 @@ class TestKeywords:
             (ThreadVectorEnv, {"steptimeout": 1}, "did you mean 'step_timeout'?"),
             (DummyVectorEnv, {"on_eror": "raise"}, "did you mean 'on_error'?"),
             (DummyVectorEnv, {"backend": "shmem"}, "it has check_actions, check_spaces, copy, env_fns, lazy"),
+            (DummyVectorEnv, {"step_timeout": 1}, "it needs workers: use ShmemVectorEnv"),
             (AsyncVectorEnv, {"seed_episode": True}, "did you mean 'seed_episodes'?"),
             (AsyncVectorEnv, {"step_time": 1}, "did you mean 'step_timeout'?"),
             (SyncVectorEnv, {"num_worker": 1}, "did you mean 'num_workers'?"),

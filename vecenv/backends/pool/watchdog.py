@@ -74,6 +74,9 @@ class Watchdog:
         stack = worker.stack()
         if self._kill is None:
             # Python drops a warning with the text of an earlier warning.
-            warn_caller(f"{one_of(suspects)} ({worker.title}) has been busy for {spent:.0f} s; it is at\n{stack}")
+            warn_caller(
+                f"{one_of(suspects)} ({worker.title}) has been busy for {spent:.0f} s; step_timeout=seconds ends envs "
+                f"that are busy for longer; it is at\n{stack}"
+            )
         else:
             self._kill(worker, hung(worker.ending, suspects, self._limit, stack))

@@ -179,7 +179,10 @@ def silent(title: str, ending: str, limit: float) -> Reason:
 
 
 def stack_of_process(stacks: int, pid: int) -> str:
-    return written_stack(stacks, partial(os.kill, pid, signal.SIGUSR1))
+    """Return the stacks of a worker's threads. The thread that runs the envs comes first."""
+    threads = written_stack(stacks, partial(os.kill, pid, signal.SIGUSR1)).strip("\n").split("\n\n")
+    shown = [each for each in threads if " in _watch_parent\n" not in each] or threads
+    return "\n\n".join(sorted(shown, key=lambda each: not each.startswith("Current thread")))
 
 
 def written_stack(stacks: int, ask: Callable[[], object]) -> str:
