@@ -151,9 +151,8 @@ class Evaluation:
             if names := _norms_of_observations(wrapper):
                 raise ValueError(
                     f"the training env normalises observations by {' and '.join(names)}, and eval_env does not: pass "
-                    "TransformedVectorEnv(eval_env, collector.env.transform.frozen_copy()), or for VectorEnvNormObs "
-                    "venv = VectorEnvNormObs(eval_env, update_obs_rms=False) after "
-                    "venv.set_obs_rms(collector.env.get_obs_rms())"
+                    "TransformedVectorEnv(eval_env, collector.env.transform.frozen_copy()), or "
+                    "VectorEnvNormObs(eval_env, update_obs_rms=False) that got set_obs_rms(collector.env.get_obs_rms())"
                 )
         check_observations(self._observations, eval_env)
         return eval_env
