@@ -97,8 +97,8 @@ class BaseVectorEnv(Layer, EngineProperties):
         options: dict[str, Any] = {"wait_num": self.wait_num, "timeout": self.timeout, "num_workers": self.num_workers}
         options |= {"copy": copy, "stack_obs": stack_obs, "on_error": on_error, "max_restarts": max_restarts}
         options |= {"strict": strict, "check_spaces": check_spaces, "check_actions": check_actions}
-        self.mark = Mark()
-        options |= {"name": name, "warns": self._warns_unclosed, "mark": self.mark}
+        self.call_mark = Mark()
+        options |= {"name": name, "warns": self._warns_unclosed, "mark": self.call_mark}
 
         def new_engine() -> Engine:
             try:

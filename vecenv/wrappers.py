@@ -42,7 +42,7 @@ class VectorEnvWrapper(BaseVectorEnv):
 
     def __init__(self, venv: Any) -> None:
         self.venv = venv
-        self.mark = mark_of(venv)
+        self.call_mark = mark_of(venv)
 
     def __getattr__(self, name: str) -> Any:
         if name == "venv":  # a subclass has not called super().__init__ yet

@@ -52,7 +52,11 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
 
 
 def transitions_as_tensordict(transitions: Any) -> Any:
-    rows = nest.map(lambda array: torch.from_numpy(np.ascontiguousarray(array)), transitions.as_dict())
+    columns = {name: tree for name, tree in transitions.as_dict().items() if name != "info"}
+    for path, array in nest.items(columns):
+        if array.dtype == object:
+            raise TypeError(f"{'.'.join(map(str, path))} are texts, which a TensorDict of tensors cannot hold")
+    rows = nest.map(lambda array: torch.from_numpy(np.ascontiguousarray(array)), columns)
     outcome = {name: rows[name].reshape(len(transitions), -1) for name in ("reward", "terminated", "truncated")}
     outcome |= {"reward": outcome["reward"].to(torch.float32), "done": outcome["terminated"] | outcome["truncated"]}
     step = {"action": _nested(rows["action"]), "step_count": rows["step"][:, None]}

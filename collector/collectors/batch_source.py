@@ -23,7 +23,7 @@ from collector.policy.collector_policy import RandomActions
 from collector.policy.make_policy import make_policy, random_actions
 from collector.policy.policy_call import Policy, exploring, requested_exploration_type
 from collector.policy.weights import PolicyWeights
-from vecenv.engine.mark import Layer, is_layer_call, mark_of
+from vecenv.engine.mark import BROKEN, Layer, is_layer_call, mark_of
 from vecenv.errors import add_note, warn_caller
 from vecenv.wrappers import latest_round, recover, resets_in_step
 
@@ -53,7 +53,7 @@ class BatchSource(Layer):
     def __init__(
         self, env: Any, policy: Policy | None, config: CollectorConfig, make_loops: Callable[[LoopParts], Loops]
     ) -> None:
-        self.env, self._config, self.mark = env, config, mark_of(env)
+        self.env, self._config, self.call_mark = env, config, mark_of(env)
         self._failed = self._in_hook = False
         self.clock, self.cutter, self.steps, self._ended = Clock(), EpisodeCutter(), 0, 0
         self._recent_returns = deque[float](maxlen=100)
@@ -195,7 +195,7 @@ class BatchSource(Layer):
 
     def cut(self, ids: np.ndarray) -> bool:
         """Truncate episodes after this step, if the caller is a policy or step hook. Return whether it is."""
-        if self.mark.layer != get_ident() or self._in_hook or self.has_steps_in_flight:
+        if self.call_mark.layer != get_ident() or self._in_hook or self.has_steps_in_flight:
             return False
         self.episodes.cuts.update(ids.tolist())
         return True
@@ -205,18 +205,20 @@ class BatchSource(Layer):
 
         Raises `RuntimeError` if the caller is the policy or a hook of a batch.
         """
-        if self.mark.layer == get_ident():
+        if self.call_mark.layer == get_ident():
             raise RuntimeError(
                 "this collector is collecting a batch: a policy or hook cannot ask for another batch, and cannot seed "
                 "envs; in a policy or step hook, SyncDataCollector.reset(ids) ends episodes after this step"
             )
-        if self.mark.layer:
-            self.mark.refuse_thread(self.mark.layer)
-        if self._failed or self.mark.owner or latest_round(self.env) != self._last_round:
+        if self.call_mark.layer:
+            self.call_mark.refuse_thread(self.call_mark.layer)
+        if self._failed or self.call_mark.owner == BROKEN or latest_round(self.env) != self._last_round:
             self._abandon()
 
     def _abandon(self) -> None:
         recover(self.env)
+        if self.call_mark.owner == BROKEN:  # of a vector env without an engine
+            self.call_mark.owner = 0
         if self._in_flight is not None:
             self._in_flight.discard_steps()
         self.episodes.abandon()

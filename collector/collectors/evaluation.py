@@ -147,13 +147,14 @@ class Evaluation:
         if missing and self._add_transforms is not None:
             eval_env = self._add_transforms(eval_env, missing.pop(0).transform.frozen_copy())
             _freeze(eval_env)
-        for wrapper in missing:
-            if names := _norms_of_observations(wrapper):
-                raise ValueError(
-                    f"the training env normalises observations by {' and '.join(names)}, and eval_env does not: pass "
-                    "TransformedVectorEnv(eval_env, collector.env.transform.frozen_copy()), or "
-                    "VectorEnvNormObs(eval_env, update_obs_rms=False) that got set_obs_rms(collector.env.get_obs_rms())"
-                )
+        if names := [
+            name for name in _norms_of_observations(self._train) if name not in _norms_of_observations(eval_env)
+        ]:
+            raise ValueError(
+                f"the training env normalises observations by {' and '.join(names)}, and eval_env does not: pass "
+                "TransformedVectorEnv(eval_env, collector.env.transform.frozen_copy()), or "
+                "VectorEnvNormObs(eval_env, update_obs_rms=False) that got set_obs_rms(collector.env.get_obs_rms())"
+            )
         check_observations(self._observations, eval_env)
         return eval_env
 
@@ -200,10 +201,17 @@ def _row_changers(env: Any) -> list[Any]:
     return [each for each in _wrappers(env) if isinstance(each, (HasTransforms, VectorEnvNormObs))]
 
 
-def _norms_of_observations(wrapper: Any) -> list[str]:
-    if not isinstance(wrapper, HasTransforms):
-        return [type(wrapper).__name__]
-    return [type(each).__name__ for each in wrapper.transform if isinstance(each, Freezable) and each.in_keys != []]
+def _norms_of_observations(env: Any) -> list[str]:
+    """Return the names of the wrappers and transforms of a vector env that normalise observations."""
+    found: list[Any] = []
+    for wrapper in _row_changers(env):
+        transforms = wrapper.transform if isinstance(wrapper, HasTransforms) else None
+        found += [wrapper] if transforms is None else [each for each in transforms if _normalises(each)]
+    return [type(each).__name__ for each in found]
+
+
+def _normalises(transform: Any) -> bool:
+    return isinstance(transform, Freezable) and transform.in_keys != []
 
 
 def _wrappers(env: Any) -> list[Any]:

@@ -57,9 +57,10 @@ class Transitions:
         return {name: column for name, column in vars(self).items() if name != "info" or column}
 
     def to_tensordict(self) -> Any:
-        """Return a TensorDict of batch size `[K]`, with the names of TorchRL. Rewards are float32.
+        """Return a TensorDict of batch size `[K]`, with the names of TorchRL. Rewards are float32. Infos are left out.
 
         The episode number of a step is at `("collector", "traj_ids")`, where the samplers of TorchRL look for it.
+        Raises TypeError for texts in observations or actions.
         """
         from collector.batch.tensordict_form import transitions_as_tensordict
 

@@ -18,7 +18,7 @@ from tests.support.local_ray import FAR, NEAR
 from tests.support.shared_envs import Counted
 from vecenv import DummyVectorEnv, EnvCreator, SyncVectorEnv, TransformedEnv, VectorEnvNormObs, VectorEnvWrapper
 from vecenv.backends.memory import state_copies
-from vecenv.transforms import CatFrames, NormalizeReward, RewardScaling, TransformedVectorEnv, VecNorm
+from vecenv.transforms import CatFrames, NormalizeReward, RewardScaling, TimeLimit, TransformedVectorEnv, VecNorm
 
 torch = pytest.importorskip("torch")
 
@@ -290,6 +290,8 @@ def test_an_env_that_is_passed_without_the_statistics_of_the_training_env_is_ref
         collector.next()
         with pytest.raises(ValueError, match=rf"normalises observations by {name}, and eval_env does not: pass"):
             collector.evaluate(2, eval_env=eval_env)
+        with pytest.raises(ValueError, match=rf"normalises observations by {name}, and eval_env does not: pass"):
+            collector.evaluate(2, eval_env=TransformedVectorEnv(eval_env, TimeLimit(5)))
         mean, std = moments_of(collector, None)
         wrapped = NORMS[name](eval_env)
         if name == "VecNorm":

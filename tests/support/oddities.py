@@ -168,11 +168,6 @@ class HoldsHugeArray(Exception):
         self.array = np.zeros(100 << 20, np.uint8)
 
 
-class TextRaises(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
 class NoAttributes(Exception):
     """Exception that takes no attributes: neither notes nor partial results."""
 

@@ -11,12 +11,15 @@ has reward 0 and flags False.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
@@ -320,6 +323,13 @@ class GymnasiumBackend(NativeBackend):
 
     def release(self) -> None:
         self.envs = None
+
+    def resynchronise(self, deadline: float) -> None:
+        for name in ("step_wait", "reset_wait", "call_wait"):  # of gymnasium's AsyncVectorEnv
+            if (wait := getattr(self.envs, name, None)) is not None:
+                with contextlib.suppress(NoAsyncCallError):
+                    wait(timeout=max(0.0, deadline - time.monotonic()))
+        super().resynchronise(deadline)
 
     def close(self, timeout: float) -> list[str]:
         if not self.closed_by_caller:

@@ -32,11 +32,12 @@ from vecenv.engine.mark import BROKEN, RECOVERY_TIMEOUT, Mark, is_one_call
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.results import Form, Results, Statistics
 from vecenv.engine.status import EnvStatus
-from vecenv.errors import ClosedError
+from vecenv.errors import CLOSED_MEANWHILE, ClosedError
 from vecenv.layout import Layout, Leaf, common_layout
 from vecenv.spaces import separate_generators
 
 NO_ARGUMENTS: dict[str, Any] = {}
+ARRAY = np.ndarray
 HOLD_MEMORY = ["arena", "results", "recovery", "status", "calls", "backend"]
 
 
@@ -113,7 +114,7 @@ class Engine:
 
     def exchange(self, action: Any, reset: Any = None, autoreset: Any = False, form: Form | None = None) -> Any:
         """Step all envs, but reset the envs in `reset`. `form` (default: `Results.rows`) builds the returned batch."""
-        mark = self.mark
+        mark, me = self.mark, get_ident()
         if mark.owner:
             self.refuse()
         begin = perf_counter()
@@ -131,7 +132,7 @@ class Engine:
             statistics.round_seconds.append(seconds)
             mark.owner = 0
         except BaseException as error:
-            if mark.owner:
+            if mark.owner == me:
                 mark.owner = BROKEN
             self.explain(error)
             raise
@@ -147,7 +148,7 @@ class Engine:
 
         `kwargs` are arguments of the envs' `reset`.
         """
-        if action is None and ids is None:
+        if action is None and (ids is None or len(ids) == self.env_num):
             self.recover()
         self._send_alone(action, ids, reset, autoreset, kwargs)
 
@@ -161,7 +162,7 @@ class Engine:
 
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
         """Reset the envs `ids` (`None`: all), and return (obs, info). Wait for all these envs, even with `wait_num`."""
-        if ids is None:
+        if ids is None or len(ids) == self.env_num:
             self.recover()
         return self._reset(ids, kwargs)
 
@@ -178,7 +179,7 @@ class Engine:
     def wait_for_all(self, deadline: float | None) -> bool:
         """Wait until `deadline` for all envs in flight. Return True if all have answered."""
         done = self.status.enough(self.status.in_flight)
-        self.mark.owner = get_ident()
+        self.mark.take()
         self._wait(done, deadline)
         return done()
 
@@ -205,7 +206,9 @@ class Engine:
 
     def explain(self, error: BaseException) -> None:
         """Change the error of a call, or add a note, once `mark.owner` is stored."""
-        self.mark.explain(error, lambda: self.status.unanswered_ids())
+        if self.closed and isinstance(error, Exception) and not isinstance(error, ClosedError):
+            raise ClosedError(CLOSED_MEANWHILE) from None  # a second thread has closed the vector env
+        self.mark.explain(error, lambda: self.status.unanswered_ids() if self.num_workers else [])
 
     def _send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
         begin = perf_counter()
@@ -223,14 +226,14 @@ class Engine:
         ids: np.ndarray | None = None
         if len(status.rounds_in_flight) == 1 and status.rounds_in_flight[0] is None and not self.is_async:
             asked = self.all_ids
-            self.mark.owner = get_ident()
+            self.mark.take()
             self._wait(status.all_answered, None)
             self.status.rounds_in_flight = []
         else:
             in_flight = status.in_flight
             if in_flight == 0:
                 raise RuntimeError("step(None): no step is in flight; call step(action) or send(action) first")
-            self.mark.owner = get_ident()
+            self.mark.take()
             need = min(self.wait_num, in_flight) if self.is_async else in_flight
             self._wait(status.enough(need), None if self.timeout is None else time.monotonic() + self.timeout)
             if self.is_async and not (one := status.enough(1))():
@@ -249,7 +252,7 @@ class Engine:
         """
         plain = (
             ids is None
-            and action.__class__ is np.ndarray
+            and action.__class__ is ARRAY
             and action.shape == self._plain_shape
             and action.dtype == self._plain_dtype
             and self.usable
@@ -264,7 +267,7 @@ class Engine:
         if not plain:
             self.check_open()
             if self._saw_end:
-                self.mark.owner = get_ident()
+                self.mark.take()
                 self.backend.wait(None, None)
                 self._saw_end, self.mark.owner = False, 0
             asked = self.all_ids if ids is None else ids.tolist()
@@ -284,12 +287,14 @@ class Engine:
         elif kwargs and reset is None:
             raise TypeError(f"got {sorted(kwargs)}, which only resets use, but no ids to reset; pass them as reset=ids")
         if plain:
-            self.mark.owner = get_ident()
+            if (mark := self.mark).owner:
+                self.refuse()
+            mark.owner = get_ident()
             self.arena.action[...] = action
         else:
             is_list = action.__class__ is list
             encoded = self.backend.encode(asked, ops, None if is_list else action, encoded)
-            self.mark.owner = get_ident()
+            self.mark.take()
             if not is_list:
                 nest.put(self.arena.action, ... if ids is None else ids, action)
         if args:
@@ -322,7 +327,7 @@ class Engine:
         args = reset_arguments(asked, kwargs)
         op = opcodes.RESET_KWARGS if kwargs else opcodes.RESET
         encoded = self.backend.encode(asked, op, None, args if kwargs else NO_ARGUMENTS)  # type: ignore[arg-type]
-        self.mark.owner = get_ident()
+        self.mark.take()
         self.backend.wait(None, None)  # records workers that died while idle, for `restart_lost`
         self._begin_resets(args)
         self._start(ids, op, encoded)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ class EnvCalls:
 
     @is_one_call
     def wait(self, call: EnvCall, deadline: float | None) -> bool:
-        self.mark.owner = get_ident()
+        self.mark.take()
         self._backend.wait(call.done, deadline)
         return call.done()
 
@@ -52,7 +51,7 @@ class EnvCalls:
             for i in asked:
                 if i in self._backend.lost:
                     self._recovery.check(i)
-        self.mark.owner = get_ident()
+        self.mark.take()
         try:
             return self._backend.call(asked, op, args)
         except (TypeError, ValueError):  # the arguments cannot be sent, so no worker got a message
@@ -62,7 +61,7 @@ class EnvCalls:
     def _finish(self, call: EnvCall) -> list[Any]:
         if call.discarded:
             raise VectorEnvError(f"an interrupted call has discarded the pending call ({call.op}); make it again")
-        self.mark.owner = get_ident()
+        self.mark.take()
         if not call.done():
             self._backend.wait(call.done, None)
         values = call.values()

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from vecenv.errors import CLOSED_MEANWHILE, ClosedError, ConcurrentCallError, InterruptedCallError, add_note
 
 BROKEN = -1
-INTERRUPTS = (KeyboardInterrupt, SystemExit)
 RECOVERY_TIMEOUT = 5.0
 """Seconds that a reset after an interrupt waits for envs of the interrupted call, before it ends their workers."""
 
@@ -34,6 +33,13 @@ class Mark:
         """Ident of the thread that is in a call of a wrapper or facade, else 0."""
         self.closed: str | None = None
         """Message of ClosedError, or None before `close`."""
+
+    def take(self) -> None:
+        """Begin to change envs. Raise if another thread has begun since the check of the call, or an interrupt came."""
+        me = get_ident()
+        if self.owner not in (0, me):
+            self.refuse()
+        self.owner = me
 
     def refuse(self, busy: str = "has not ended") -> None:
         """Raise the error of a call while `owner` is set."""
@@ -75,14 +81,15 @@ def is_one_call(method: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Result:
-        mark: Mark = self.mark
+        mark, me = self.mark, get_ident()
         if mark.owner:
             self.refuse()
         try:
             result = method(self, *args, **kwargs)
-            mark.owner = 0
+            if mark.owner == me:
+                mark.owner = 0
         except BaseException as error:
-            if mark.owner:
+            if mark.owner == me:
                 mark.owner = BROKEN
             self.explain(error)
             raise
@@ -93,7 +100,7 @@ def is_one_call(method: Callable[..., Result]) -> Callable[..., Result]:
 
 def mark_of(venv: Any) -> Mark:
     """Return the mark of a vector env. A custom vector env may have none."""
-    return getattr(venv, "mark", None) or Mark()
+    return getattr(venv, "call_mark", None) or Mark()
 
 
 def is_layer_call(method: Callable[..., Result]) -> Callable[..., Result]:
@@ -101,7 +108,7 @@ def is_layer_call(method: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Result:
-        mark, me = self.mark, get_ident()
+        mark, me = self.call_mark, get_ident()
         outer = mark.layer
         if outer and outer != me:
             mark.refuse_thread(outer)
@@ -109,11 +116,11 @@ def is_layer_call(method: Callable[..., Result]) -> Callable[..., Result]:
             mark.layer = me
             result = method(self, *args, **kwargs)
             mark.layer = outer
-        except INTERRUPTS:
-            mark.owner, mark.layer = BROKEN, outer
+        except Exception:
+            mark.layer = outer
             raise
         except BaseException:
-            mark.layer = outer
+            mark.owner, mark.layer = BROKEN, outer
             raise
         return result
 
@@ -121,8 +128,8 @@ def is_layer_call(method: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class Layer:
-    """Base of wrappers and facades, whose calls also change state outside the engine. `mark` is the engine's."""
+    """Base of wrappers and facades, whose calls also change state outside the engine. `call_mark` is the engine's."""
 
     has_many_envs = True
     """True, so that vecenv refuses env functions that return a vector env."""
-    mark: Mark
+    call_mark: Mark

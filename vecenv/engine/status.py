@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,8 @@ class EnvStatus:
         busy = np.flatnonzero(self._array[... if ids is None else ids] != opcodes.IDLE)
         if not len(busy) or self.was_interrupted:
             return
+        if self._mark.owner not in (0, get_ident()):
+            self.refuse()
         first = int(busy[0] if ids is None else ids[busy[0]])
         raise RuntimeError(
             f"Cannot interact with environment {first} which is stepping now: env {first} is still stepping; "

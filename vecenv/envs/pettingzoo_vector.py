@@ -58,7 +58,7 @@ class MultiAgentVectorEnv(Layer):
             env_fns = [partial(make_pettingzoo, kind, fn) if isinstance(fn, str) else fn for fn in env_fns]
         fns = [partial(self.rows_class, fn, possible_agents) for fn in resolve_env_fns(check_env_fns(env_fns))]
         self.venv = make(fns, strict=True, **options)
-        self.mark = mark_of(self.venv)
+        self.call_mark = mark_of(self.venv)
         try:
             self.agent_spaces = copy.deepcopy(common_spaces(self.venv.get_env_attr("agent_spaces")))
         except BaseException:
@@ -227,7 +227,7 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
 
     Raises errors before any env steps: ValueError for an unknown agent, missing actions or a wrong shape, TypeError for
     a wrong dtype, RuntimeError for an env that needs a reset. A failed env's error has the other envs' results as
-    `error.partial`. After Ctrl-C, reset the envs of the call.
+    `error.partial`. After Ctrl-C, reset all envs.
 
     `get_env_attr`, `set_env_attr`, `call`, `render`, `alive`, `stats`, `ready_id`, `waiting_id` and `failed_id` come
     from the vector env `venv`.

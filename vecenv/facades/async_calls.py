@@ -72,8 +72,8 @@ class AsyncCalls(Layer, AnyVectorEnv):
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-        if self.mark.owner:
-            self.mark.refuse()
+        if self.call_mark.owner:
+            self.call_mark.refuse()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call the method `name` of every env or of its wrappers, or return the attribute `name`.
@@ -161,6 +161,6 @@ class AsyncCalls(Layer, AnyVectorEnv):
             return
         if self._pending is not None and not self.venv.is_closed:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending}` to complete.")
-            if deadline is not None and not terminate:
+            if deadline is not None and not terminate and not self.call_mark.owner:
                 self._has_answered(deadline)
         self.venv.close()

@@ -111,7 +111,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         )
         self.action_space, self.single_action_space = action_spaces(venv.action_space)
         self.venv = venv  # after all checks, because `close` also closes `self.venv`
-        self.mark = mark_of(venv)
+        self.call_mark = mark_of(venv)
         self._driver = Driver(venv, copy)
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
@@ -150,7 +150,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
         """Start a reset without waiting."""
         mask, others = split_options(options, self.num_envs)
-        if mask is None and self.mark.owner == BROKEN:
+        if mask is None and self.call_mark.owner == BROKEN:
             self.venv.engine.recover()
             self._pending = self._ended = self._called = None
         self._check_can_start("reset_async")
@@ -184,7 +184,6 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             obs = nest.map(np.copy, obs)
         return self._joined(obs), batch_infos(infos, self.num_envs)
 
-    @is_layer_call
     def step(self, actions: Any) -> GymnasiumStep:
         """Step all envs. Return (obs, rewards, terminations, truncations, infos).
 
@@ -199,12 +198,20 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
                 self._check_can_start("step_async")  # raises
             if actions.__class__ is not np.ndarray or not actions.ndim:
                 actions = split_actions(actions, self.action_space, self.single_action_space, True)
+            mark = self.call_mark
             try:
                 step = self._driver.exchange(actions, episodes.over if episodes.ended else None, self._resets_in_step)
-            except BaseException as error:
+                return self._results(step, None)
+            except Exception as error:
                 self._record_failure(error)
                 raise
-            return self._results(step, None)
+            except BaseException:
+                mark.owner = BROKEN
+                raise
+        return self._step_in_halves(actions)
+
+    @is_layer_call
+    def _step_in_halves(self, actions: Any) -> GymnasiumStep:
         self.step_async(actions)
         return self.step_wait()
 

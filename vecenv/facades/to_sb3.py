@@ -65,7 +65,7 @@ class SB3VecEnv(Layer, VecEnv):
         self._facade = venv if _is_facade_of_ours(venv) else None
         """Gymnasium facade that was passed as `venv`, kept because its garbage collection would close the envs."""
         self.venv: Any = _checked(venv if self._facade is None else self._facade.venv)
-        self.mark = mark_of(self.venv)
+        self.call_mark = mark_of(self.venv)
         self._driver = Driver(self.venv)
         engine = self._driver.engine
         # A wrapper or subclass may change only `step` (as in tianshou), which `send` and `recv` would bypass.
@@ -87,7 +87,7 @@ class SB3VecEnv(Layer, VecEnv):
     @is_layer_call
     def reset(self) -> Any:
         """Reset all envs with the values that `seed` and `set_options` stored. Return the observations."""
-        if self.mark.owner == BROKEN:
+        if self.call_mark.owner == BROKEN:
             self.venv.engine.recover()
         self._drop_pending()
         seeds, options = self._seeds, self._options

@@ -145,9 +145,8 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
         cost = _cost_of(measured[0], duration / 4)
         found = [_Candidate(*each, pause) for each in candidates(cost, len(fns))]
         for each in found:
-            harmful = [other.row().name for other in found if other.is_harmful]
-            if harmful and each.backend != "shmem":
-                each.failure = f"not measured: an env hung or crashed in {harmful[0]}"
+            _spare_this_process(found)
+            if each.failure:
                 continue
             with each.failures():
                 each.open(measured, opened, ROUNDS_BEFORE + (cost.slow_steps if cost else 0), 3 * duration)
@@ -242,11 +241,22 @@ def _measure(found: Sequence[_Candidate], seconds: float) -> None:
         first = turn % len(active)
         for each in active[first:] + active[:first]:
             until = min(end, time.perf_counter() + TURN)
+            if each.failure:
+                continue
             with each.failures():
                 each.take_round()
                 while time.perf_counter() < until:
                     each.take_round()
+            _spare_this_process(found)
         turn += 1
+
+
+def _spare_this_process(found: Sequence[_Candidate]) -> None:
+    """If an env has hung or crashed in a worker, leave out the candidates that step envs in this process."""
+    for harmful in (each for each in found if each.is_harmful):
+        for each in found:
+            if not each.failure and each.backend != "shmem":
+                each.failure = f"not measured: an env hung or crashed in {harmful.row().name}"
 
 
 def _rate(found: Sequence[_Candidate], n: int, waits: bool) -> None:

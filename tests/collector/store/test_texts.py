@@ -202,6 +202,14 @@ def test_torch_views_have_lists_of_texts(tmp_path: Path) -> None:
     assert data.as_torch("episodes")[1]["obs"]["say"] == data[1].obs["say"].tolist()
 
 
+def test_a_tensordict_takes_no_texts_but_leaves_infos_out(tmp_path: Path) -> None:
+    pytest.importorskip("tensordict")
+    with pytest.raises(TypeError, match=r"obs\.say are texts, which a TensorDict of tensors cannot hold"):
+        Dataset(write(tmp_path / "a", make=text_episode)).transitions().to_tensordict()
+    data = Dataset(write(tmp_path / "b", make=partial(episode, info={"said": np.array(["x"] * 3, object)}, length=3)))
+    assert len(data.transitions().to_tensordict()) == data.steps
+
+
 def test_parquet_has_a_column_of_strings(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     data = Dataset(write(tmp_path / "a", make=text_episode))

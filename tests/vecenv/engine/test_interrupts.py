@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -34,6 +35,7 @@ from vecenv import (
     RowWiseWrapper,
     VectorEnvError,
     WorkerDiedError,
+    from_gymnasium,
 )
 from vecenv.backends.ipc.messages import Channel
 from vecenv.backends.pool.process_worker import ProcessWorker
@@ -198,7 +200,7 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
         wait_until(seen.exists)  # before that the step would be discarded
         begin = time.monotonic()
         assert "it waits for envs [1]" in "".join(caught.value.__notes__)
-        usable(venv)
+        assert venv.reset()[0][:, 2].tolist() == [0, 0, 0]
         assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
         assert venv.stats()["restarts"] == 1  # of the worker with env 1
 
@@ -313,6 +315,28 @@ def test_after_an_interrupted_step_of_the_gymnasium_facade_a_reset_is_enough(mod
                     call()
             assert envs.reset()[0][:, 2].tolist() == [0, 0]
             assert envs.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+
+
+def test_a_facade_with_a_pending_call_closes_after_an_interrupt() -> None:
+    with DummyVectorEnv(counters(2)) as venv:
+        envs = GymnasiumVectorEnv(venv)
+        envs.reset()
+        envs.step_async(ACTIONS)
+        with interrupting(venv.engine.backend, "wait", first=True):
+            envs.step_wait(timeout=5)
+        with pytest.warns(UserWarning, match="while waiting for a pending call to `step`"):
+            envs.close(timeout=1)
+        assert venv.is_closed
+
+
+def test_after_an_interrupt_in_gymnasiums_async_vector_env_a_reset_is_enough() -> None:
+    inner = gymnasium.vector.AsyncVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 2, shared_memory=False)
+    with from_gymnasium(inner) as venv:
+        first, _ = venv.reset(seed=1)
+        with interrupting(inner, "step_wait", first=True):
+            venv.step(ACTIONS)
+        assert venv.reset(seed=1)[0].tolist() == first.tolist()
+        assert len(venv.step(ACTIONS)[0]) == 2
 
 
 class InterruptsInClose(Counter):

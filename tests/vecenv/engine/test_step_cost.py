@@ -124,7 +124,7 @@ def test_a_wrapper_without_transforms_adds_few_bytecodes():
         bare = min(bytecodes(venv.step, actions) for _ in range(STEPS))[0]
         opcodes, calls = min(bytecodes(wrapped.step, actions) for _ in range(STEPS))
     print(f"TransformedVectorEnv: {opcodes - bare} bytecodes in {calls} calls beyond the {bare} of the vector env")
-    assert opcodes - bare <= 120
+    assert opcodes - bare <= 140
 
 
 def test_the_count_is_that_of_the_frames_below_the_call():

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 import vecenv.engine.lifetime
@@ -111,6 +112,47 @@ def test_another_thread_finds_that_the_envs_of_dummy_are_stepping() -> None:
                 with pytest.raises(RuntimeError, match="env 0 is still stepping"):
                     call()
             gates.open()
+        assert outcome[0][0][:, 2].tolist() == [1, 1]
+
+
+class SlowActions:
+    """Actions whose conversion to an array waits for an event."""
+
+    def __init__(self, begun: threading.Event, may_end: threading.Event) -> None:
+        self.begun, self.may_end = begun, may_end
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        self.begun.set()
+        assert self.may_end.wait(20)
+        return np.array(ACTIONS)
+
+    def __len__(self) -> int:
+        return len(ACTIONS)
+
+
+def test_a_thread_that_is_refused_late_does_not_break_the_call_of_the_other(waiting_backend: type) -> None:
+    """Both calls were checked before one of them began to change envs."""
+    begun, may_end = threading.Event(), threading.Event()
+    with Gates(2, ops=["step"]) as gates, waiting_backend(gates.env_fns, num_workers=2) as venv:
+        venv.reset()
+        refused = []
+
+        def late() -> None:
+            with pytest.raises(RuntimeError) as caught:
+                venv.step(SlowActions(begun, may_end))
+            refused.append(caught.value)
+
+        second = threading.Thread(target=late)
+        second.start()
+        assert begun.wait(20)
+        with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
+            sleeps(venv)
+            may_end.set()
+            second.join()
+            with pytest.raises(ConcurrentCallError):
+                venv.reset()
+            gates.open(0, 1)
+        assert "env 0 is still stepping" in str(refused[0])
         assert outcome[0][0][:, 2].tolist() == [1, 1]
 
 

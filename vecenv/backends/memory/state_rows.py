@@ -30,7 +30,7 @@ def form_of(arrays: Mapping[str, Any]) -> Form:
         if array.dtype.kind not in "iuf" or array.itemsize > 8:
             raise TypeError(
                 f"the state {name!r} has the dtype {array.dtype}, but envs share only integers and floats of up to 64 "
-                "bits; use 0 and 1 for flags"
+                "bits; give each env an element of its own, 0 or 1, for a flag"
             )
     return tuple((name, array.shape, array.dtype.str) for name, array in values.items())
 
