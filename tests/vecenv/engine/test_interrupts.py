@@ -330,7 +330,8 @@ def test_a_facade_with_a_pending_call_closes_after_an_interrupt() -> None:
 
 
 def test_after_an_interrupt_in_gymnasiums_async_vector_env_a_reset_is_enough() -> None:
-    inner = gymnasium.vector.AsyncVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 2, shared_memory=False)
+    options: Any = {"shared_memory": False, "autoreset_mode": AutoresetMode.SAME_STEP}
+    inner = gymnasium.vector.AsyncVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 2, **options)
     with from_gymnasium(inner) as venv:
         first, _ = venv.reset(seed=1)
         with interrupting(inner, "step_wait", first=True):
