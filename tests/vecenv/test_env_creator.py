@@ -471,7 +471,7 @@ def test_bad_input_is_refused_where_it_is_given() -> None:
         (lambda: EnvCreator(counted, [1]), TypeError, "create_env_kwargs must be a dict"),
         (lambda: EnvCreator(partial(counted, size=1)), TypeError, "size"),
         (lambda: SharedState({"a": np.array([None])}), TypeError, "'a' has the dtype object, but envs share only"),
-        (lambda: SharedState({"a": np.array([True])}), TypeError, "'a' has the dtype bool.*use 0 and 1 for flags"),
+        (lambda: SharedState({"a": np.array([True])}), TypeError, "'a' has the dtype bool.*0 or 1, for a flag"),
         (lambda: EnvCreator(partial(counted, first=-np.inf)), ValueError, "arrays of Counted must begin with finite"),
     ):
         with pytest.raises(error, match=text):
