@@ -250,16 +250,16 @@ class TestWrappersOfEnvs:
         assert found[0] == found[1]
         assert found[1][0] == [False, True, True, False]
 
-    def test_evaluate_policy_ends_with_a_wrapper_that_only_has_the_name(self):
+    @pytest.mark.parametrize("is_stock", [False, pytest.param(True, marks=FULL)])
+    def test_evaluate_policy_ends_with_a_wrapper_that_only_has_the_name(self, is_stock):
         make = [lambda: Monitor(gym.make("CartPole-v1", max_episode_steps=5))] * 2
         # Not the forkserver, the default of Python 3.14, because it stays until this process ends.
-        stock = gym.vector.AsyncVectorEnv(make, False, context="spawn", autoreset_mode="SameStep")
-        for envs in (DummyVectorEnv(make), stock):
-            env = SB3VecEnv(envs)
-            model = PPO("MlpPolicy", env, n_steps=8, batch_size=8, seed=0, device="cpu")
-            with pytest.warns(UserWarning, match="not wrapped with a ``Monitor``"):
-                assert 1 <= evaluate_policy(model, env, n_eval_episodes=3)[0] <= 5
-            env.close()
+        options = {"context": "spawn", "autoreset_mode": "SameStep"}
+        env = SB3VecEnv(gym.vector.AsyncVectorEnv(make, False, **options) if is_stock else DummyVectorEnv(make))
+        model = PPO("MlpPolicy", env, n_steps=8, batch_size=8, seed=0, device="cpu")
+        with pytest.warns(UserWarning, match="not wrapped with a ``Monitor``"):
+            assert 1 <= evaluate_policy(model, env, n_eval_episodes=3)[0] <= 5
+        env.close()
 
     @FULL
     def test_a_class_of_the_main_script_is_found_in_workers(self):
