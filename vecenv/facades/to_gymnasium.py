@@ -200,10 +200,15 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
                 actions = split_actions(actions, self.action_space, self.single_action_space, True)
             mark = self.call_mark
             try:
-                step = self._driver.exchange(actions, episodes.over if episodes.ended else None, self._resets_in_step)
+                try:
+                    step = self._driver.exchange(
+                        actions, episodes.over if episodes.ended else None, self._resets_in_step
+                    )
+                except Exception as error:
+                    self._record_failure(error)
+                    raise
                 return self._results(step, None)
-            except Exception as error:
-                self._record_failure(error)
+            except Exception:
                 raise
             except BaseException:
                 mark.owner = BROKEN
