@@ -57,11 +57,12 @@ class DummyBackend(Backend):
         assert self._host is not None
         begin = perf_counter()
         rows, status = ... if ids is None else ids, self.arena.status
-        asked = np.zeros(len(status), dtype=np.uint8)
+        asked = status if ids is None else np.zeros_like(status)
         asked[rows] = ops
         status[rows] = ops  # so that a call from another thread finds these envs busy
         extras = self._host.run(asked.tobytes(), self.arena.action, lambda i, op: payloads[i])
-        self._answers.extras.update(extras)
+        if extras:
+            self._answers.extras.update(extras)
         status[rows] = opcodes.DONE
         self._busy_seconds += perf_counter() - begin
 

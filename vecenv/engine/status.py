@@ -65,7 +65,7 @@ class EnvStatus:
         return enough
 
     def answered(self, asked: Sequence[int]) -> Callable[[], bool]:
-        if len(self._busy_ids()) == len(asked):
+        if self._n - self.bytes.tobytes().count(opcodes.IDLE) == len(asked):
             return self.enough(len(asked))
         status = self.bytes
         return lambda: all(status[i] >= opcodes.DONE for i in asked)
