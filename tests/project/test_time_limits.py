@@ -14,7 +14,8 @@ PAGE = (ROOT / "docs/explanation/time-limits.md").read_text("utf-8")
 
 @pytest.mark.parametrize(
     "algorithm",
-    [pytest.param("ppo", marks=pytest.mark.full)] + [pytest.param(n, marks=pytest.mark.slow) for n in ("a2c", "dqn")],
+    [pytest.param("ppo", marks=pytest.mark.full)]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("a2c", "dqn", "sac")],
 )
 def test_sb3_learns_the_same_over_both(algorithm):
     pytest.importorskip("stable_baselines3")

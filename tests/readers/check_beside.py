@@ -18,11 +18,14 @@ from collector import Dataset
 from vecenv import nest
 
 Run = Callable[[str], dict[str, Any]]
-SETS = ["cartpole", "dict", "stack_last", "stack_first", "rgb", "rewards", "start", "tuple", "agents"]
+SETS = ["cartpole", "dict", "stack_last", "stack_first", "rgb", "rewards", "start", "tuple", "agents", "texts"]
 
 
 def same(theirs: Any, ours: np.ndarray) -> None:
     found = np.asarray(theirs)
+    if ours.dtype == object:  # texts
+        assert found.tolist() == ours.tolist()
+        return
     assert (found.dtype, found.shape) == (ours.dtype, ours.shape)
     assert found.tobytes() == ours.tobytes()
 
@@ -36,7 +39,7 @@ def columns(name: str) -> Iterator[tuple[str, Any, np.ndarray]]:
     """Name, description and expected array of each column of observations, and of actions without last rows."""
     data = Dataset(f"data/{name}")
     rows = data.transitions()
-    expected = {"obs": observations(name), "action": rows.action, "reward": rows.reward}
+    expected = {"obs": observations(name), "action": rows.action, "reward": rows.reward, "info": rows.info}
     leaves = dict(nest.items(expected))
     for column, about in json.loads(Path(f"data/{name}-parquet/schema.json").read_text())["columns"].items():
         if (path := tuple(about["path"])) in leaves:
@@ -140,6 +143,16 @@ def test_minari(run: Run) -> None:
         same(theirs.actions, ours.action)
         same(theirs.terminations, ours.terminated)
         same(theirs.truncations, ours.truncated)
+
+
+def test_minari_of_texts_and_infos() -> None:
+    import minari
+
+    dataset = minari.MinariDataset("data/minari/vecenv/texts-v0/data")
+    for theirs, ours in zip(dataset.iterate_episodes(), Dataset("data/texts"), strict=True):
+        same(theirs.observations["mission"], ours.obs["mission"])
+        for key, array in ours.info.items():
+            same(theirs.infos[key][1:], array)
 
 
 def test_webdataset(run: Run) -> None:

@@ -21,7 +21,10 @@ FEATURES = {
         **{f"observation.{key}": ("obs", key) for key in ("half", "image", "matrix", "pressed", "wide")},
         "action": ("action",),
     },
-    "rgb": {"observation.image": ("obs",)},
+    "rgb": {
+        "observation.image": ("obs",),
+        **{f"info.{key}": ("info", key) for key in ("is_success", "distance", "mask")},
+    },
     "rewards": {"observation.state": ("obs",), "next.reward": ("reward",), "action": ("action",)},
     "start": {"observation.state": ("obs",), "action": ("action",)},
     "tuple": {"observation.0": ("obs", 0), "observation.1": ("obs", 1)},

@@ -38,12 +38,13 @@ SPACES = {
     "start": (spaces.Discrete(5, start=-2), spaces.Discrete(4, start=-2)),
     "tuple": (spaces.Tuple([spaces.Box(-1, 1, (3,)), spaces.Discrete(4)]), spaces.Box(-1, 1, (2,))),
     "agents": (spaces.Dict(AGENTS), spaces.Dict(dict.fromkeys(AGENTS, ACTIONS))),
+    "texts": (spaces.Dict({"mission": spaces.Text(12), "view": BOX}), ACTIONS),
 }
 REFUSED = {
-    "lerobot": {"stack_last", "stack_first"},
-    "d3rlpy": {"rewards", "start", "agents"},
-    "robomimic": {"rewards", "agents"},
-    "ogbench": {"dict", "rewards", "tuple", "agents"},
+    "lerobot": {"stack_last", "stack_first", "texts"},
+    "d3rlpy": {"rewards", "start", "agents", "texts"},
+    "robomimic": {"rewards", "agents", "texts"},
+    "ogbench": {"dict", "rewards", "tuple", "agents", "texts"},
 }
 """Data sets that a format cannot hold."""
 
@@ -63,7 +64,14 @@ def episode(name: str, number: int) -> Episode:
     reward = np.random.default_rng(number).normal(size=(length, 2) if name == "rewards" else length)
     flags = {"terminated": none if number == 1 else ends, "truncated": none if number == 0 else ends}
     obs, action = (sampled(space, count) for space, count in zip(SPACES[name], (length + 1, length), strict=True))
-    return Episode(obs=obs, action=action, reward=reward, **flags, env_id=0, number=number, seed=100 + number)
+    info: dict[str, Any] = {}
+    if name in ("texts", "rgb"):
+        info = {"is_success": ends, "distance": reward.astype(np.float32), "mask": np.tile(ends, (3, 1)).T}
+    if name == "texts":
+        info["reason"] = np.array(["", "time is up \N{SNOWMAN}"], object)[ends.astype(int)]
+    return Episode(
+        obs=obs, action=action, reward=reward, **flags, env_id=0, number=number, seed=100 + number, info=info
+    )
 
 
 def main(folder: Path) -> None:
