@@ -148,7 +148,7 @@ class FlatRollout(Steps):
 
     @property
     def done(self) -> Any:
-        """bool `(F,)`: the row is the last of its trajectory. The step ended the episode, or the batch cut the episode."""
+        """bool `(F,)`: last step of a trajectory, because the episode ended, or because the batch cut the episode."""
         done = self.terminated | self.truncated
         done[:-1] |= ~continues(self.env_ids, self.traj_ids, self.step_count)
         done[-1:] = True
