@@ -256,16 +256,16 @@ class EpisodeCutter:
         return Ended(runs.env[whole], returns[whole], (runs.before + runs.steps)[whole])
 
     def _runs(
-        self, env_ids: Any, traj_ids: Any, step_count: Any, done: Any, broken_ids: np.ndarray
+        self, env_ids: Any, traj_ids: Any, step_count: Any, ended: Any, broken_ids: np.ndarray
     ) -> tuple[Runs, np.ndarray]:
         """Return the `Runs` of a batch, and a mask of runs whose episode has a known start and did not fail."""
-        envs, ids, counts, done = map(nest.as_array, (env_ids, traj_ids, step_count, done))
+        envs, ids, counts, ended = map(nest.as_array, (env_ids, traj_ids, step_count, ended))
         if len(new := np.arange(len(self._ids), envs.max(initial=-1) + 1)):
             self._ids = np.append(self._ids, np.full(len(new), -1))
         if len(broken_ids):
             self._ids[np.isin(self._ids, broken_ids)] = -1
         start, stop = trajectory_bounds(envs, ids, counts)
-        env, run_ids, before, ends = envs[start], ids[start], counts[start], done[stop - 1]
+        env, run_ids, before, ends = envs[start], ids[start], counts[start], ended[stop - 1]
         usable = (before == 0) | (self._ids[env] == run_ids)
         if len(broken_ids):
             usable &= ~np.isin(run_ids, broken_ids)
@@ -276,9 +276,10 @@ class EpisodeCutter:
 
 def _step_columns(batch: Rollout | FlatRollout) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     mask = nest.as_array(batch.mask)
-    ids, step_count, done = (nest.as_array(each)[mask] for each in (batch.traj_ids, batch.step_count, batch.done))
+    ended = batch.terminated | batch.truncated
+    ids, step_count, ended = (nest.as_array(each)[mask] for each in (batch.traj_ids, batch.step_count, ended))
     env_ids = nest.as_array(batch.env_ids)
-    return env_ids if isinstance(batch, FlatRollout) else env_ids[np.nonzero(mask)[0]], ids, step_count, done
+    return env_ids if isinstance(batch, FlatRollout) else env_ids[np.nonzero(mask)[0]], ids, step_count, ended
 
 
 def _time_first(rows: Any) -> np.ndarray:
