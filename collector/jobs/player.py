@@ -38,7 +38,7 @@ from collector.jobs.job_files import check_head, job_head
 from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
 from collector.jobs.transform_statistics import States, venv_statistics, write_statistics
-from collector.policy.weights import hash_of
+from collector.policy.policy_hash import hash_of
 from collector.store.safe_folder import DatasetError
 from collector.store.shard_layout import row_layout
 from collector.store.writer import StoreWriter

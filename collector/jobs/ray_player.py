@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -203,6 +203,8 @@ class RayPlayer:
         self._next_node_check, self._run = 0.0, secrets.token_hex(8)
         self._speed = 0.0
         self._head: dict[str, Any] | None = None
+        self._adopted: list[PlayedEpisodes] = []
+        """Episodes that `play` has not yielded yet."""
 
     def play(self) -> Generator[PlayedEpisodes, None, None]:
         """Yield committed episodes until the plan is complete or a signal arrives.
@@ -211,52 +213,61 @@ class RayPlayer:
         `WorkerTimeoutError` if the cluster has no resources for the first task. Before raising, the player adopts the
         episodes of all tasks that end in time.
         """
-        errors = list[Exception]()
+        errors, began = list[Exception](), time.monotonic()
         try:
-            try:
-                yield from self._play_ranges()
-            except Exception as error:
-                errors.append(error)
-            yield from self._end_tasks(errors)
-        except GeneratorExit:  # the caller failed: adopt episodes without yielding
-            if not self.stop.is_stopped:
-                for _ in self._end_tasks(errors):
-                    pass
+            while not (errors or self.plan.is_complete or self.stop.is_stopped):
+                try:
+                    self._play_some(began)
+                except Exception as error:
+                    errors.append(error)
+                yield from self._adopted
+                self._adopted.clear()
+        except BaseException:  # the caller failed, or a second Ctrl-C interrupts
+            self._end_tasks(errors, at_once=self.stop.is_stopped)
             raise
-        finally:  # the cluster may outlive this job, so cancel also after a second Ctrl-C
-            for reference in self._tasks:
-                self._ray.cancel(reference, force=True)
-        if self._tasks:  # `_adopt` removes folders, so no task may write
-            self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=KILL_TIMEOUT)
-        for task in self._tasks.values():
-            with suppress(DatasetError):
-                yield from self._adopt(task, RangeResult())
-        if self._losses:
-            again = "were played again" if self.plan.is_complete else "are played when the job is resumed"
-            self.progress.notes.append(f"{self._losses.total()} tasks failed, and their uncommitted episodes {again}")
-            nodes = [f"{node} ({count})" for node, count in self._losses.items() if node]
-            self.progress.notes += [f"the failed tasks ran on the nodes {', '.join(nodes)}"] if nodes else []
+        self._end_tasks(errors)
+        yield from self._adopted
+        self._note_losses()
         if errors:
             raise errors[0]
 
-    def _play_ranges(self) -> Iterator[PlayedEpisodes]:
-        began = time.monotonic()
-        while not (self.plan.is_complete or self.stop.is_stopped):
-            self._start_tasks()
-            yield from self._receive_result(SIGNAL_INTERVAL)
-            if self._head is None and time.monotonic() > began + PLACEMENT_TIMEOUT and not free_places(self._options):
-                raise WorkerTimeoutError(unscheduled(1, self.places, self._options, PLACEMENT_TIMEOUT))
+    def _play_some(self, began: float) -> None:
+        self._start_tasks()
+        self._receive_result(SIGNAL_INTERVAL)
+        if self._head is None and time.monotonic() > began + PLACEMENT_TIMEOUT and not free_places(self._options):
+            raise WorkerTimeoutError(unscheduled(1, self.places, self._options, PLACEMENT_TIMEOUT))
 
-    def _end_tasks(self, errors: list[Exception]) -> Iterator[PlayedEpisodes]:
-        """Let the tasks commit episodes and end, or kill them if the plan is complete."""
-        for reference in self._tasks:
-            self._ray.cancel(reference, force=self.plan.is_complete)
-        until = time.monotonic() + COMMIT_TIMEOUT * (not self.plan.is_complete)
-        while self._tasks and (rest := until - time.monotonic()) > 0:
-            try:
-                yield from self._receive_result(rest)
-            except Exception as error:
-                errors.append(error)
+    def _end_tasks(self, errors: list[Exception], at_once: bool = False) -> None:
+        """Let the tasks commit and end, unless the plan is complete. Kill the rest, and adopt what they have committed.
+
+        `at_once`: only kill the tasks, and leave their episodes to a resumed job.
+        """
+        patience = 0.0 if at_once or self.plan.is_complete else COMMIT_TIMEOUT
+        until = time.monotonic() + patience
+        try:
+            for reference in self._tasks if patience else ():
+                self._ray.cancel(reference, force=False)
+            while self._tasks and (rest := until - time.monotonic()) > 0:
+                try:
+                    self._receive_result(rest)
+                except Exception as error:
+                    errors.append(error)
+        finally:  # the cluster may outlive this job, so kill the tasks also after a second Ctrl-C
+            for reference in self._tasks:
+                self._ray.cancel(reference, force=True)
+        if self._tasks and not at_once:  # `_adopt` removes folders, so no task may write
+            self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=KILL_TIMEOUT)
+            for task in self._tasks.values():
+                with suppress(DatasetError):
+                    self._adopt(task, RangeResult())
+
+    def _note_losses(self) -> None:
+        if not self._losses:
+            return
+        again = "were played again" if self.plan.is_complete else "are played when the job is resumed"
+        self.progress.notes.append(f"{self._losses.total()} tasks failed, and their uncommitted episodes {again}")
+        if nodes := [f"{node} ({count})" for node, count in self._losses.items() if node]:
+            self.progress.notes.append(f"the failed tasks ran on the nodes {', '.join(nodes)}")
 
     def _start_tasks(self) -> None:
         """Start tasks. The first task runs alone, because all tasks use its head."""
@@ -286,14 +297,14 @@ class RayPlayer:
             options = {**self._options, "name": f"episodes {numbers[0]} to {numbers[-1]}"}
             self._tasks[start_task(play_range, options, task)] = task
 
-    def _receive_result(self, timeout: float) -> Iterator[PlayedEpisodes]:
+    def _receive_result(self, timeout: float) -> None:
         ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=timeout)
         for reference in ready:
             task = self._tasks.pop(reference)
             try:
                 result = self._ray.get(reference)
             except Exception as error:
-                yield from self._adopt(task, RangeResult())
+                self._adopt(task, RangeResult())
                 if is_loss(error):
                     self._record_loss(task, reason_of(error))
                 elif not isinstance(error, self._ray.exceptions.TaskCancelledError):
@@ -305,12 +316,12 @@ class RayPlayer:
                     raise cause from RemoteTraceback(getattr(error, "traceback_str", str(error)))
             else:
                 remove_record(task.key)
-                yield from self._record_result(task, result)
+                self._record_result(task, result)
         if time.monotonic() >= self._next_node_check:
             self._next_node_check = time.monotonic() + NODE_CHECK_INTERVAL
-            yield from self._handle_lost_nodes()
+            self._handle_lost_nodes()
 
-    def _handle_lost_nodes(self) -> Iterator[PlayedEpisodes]:
+    def _handle_lost_nodes(self) -> None:
         """Give the episodes of tasks on lost nodes back to the plan.
 
         The node of a task is unknown before the task begins. So if a node was lost since the last check, tasks that
@@ -322,30 +333,26 @@ class RayPlayer:
             if node in self._dead_nodes or (not node and self._dead_nodes - known):
                 del self._tasks[reference]
                 self._ray.cancel(reference, force=True)
-                yield from self._adopt(task, RangeResult())
+                self._adopt(task, RangeResult())
                 if node:
                     self._record_loss(task, f"its node {node} was lost")
 
-    def _record_result(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
+    def _record_result(self, task: Range, result: RangeResult) -> None:
         self.progress.frames += result.frames
         self.progress.retried += result.retried
         self.progress.bottleneck = result.bottleneck or self.progress.bottleneck
         if result.episodes:
             self._speed = result.episodes / result.seconds
-        too_many: JobFailedError | None = None
         try:
             give_up(self.job, self.plan, self.progress, result.skipped)
-        except JobFailedError as error:
-            too_many = error
-        yield from self._adopt(task, result)
-        if too_many is not None:
-            raise too_many
+        finally:
+            self._adopt(task, result)
         if result.head:
             self._compare_head(result.node, result.head)
         self.writer.commit()  # records the failures
 
-    def _adopt(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
-        """Move a task's committed episodes into the folder, and yield them. The plan takes back the rest."""
+    def _adopt(self, task: Range, result: RangeResult) -> None:
+        """Move a task's committed episodes into the folder. The plan takes back the rest."""
         if (store := self.writer.store) is not None:
             lines, part = list[ShardLine](), os.path.relpath(task.part, self._folder)
             if result.files:
@@ -360,8 +367,7 @@ class RayPlayer:
             for line in lines:
                 for number, length in zip(line.episodes, line.lengths, strict=True):
                     self.plan.finished(number, length)
-            for line in lines:
-                yield PlayedEpisodes(self._head or {}, line.lengths, line.returns)
+                self._adopted.append(PlayedEpisodes(self._head or {}, line.lengths, line.returns))
             if not is_whole:
                 raise DatasetError(
                     f"a task on the node {result.node} has committed {result.episodes} episodes to "

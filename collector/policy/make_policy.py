@@ -69,7 +69,7 @@ def make_policy(
         target = _device_of(policy, device, cudagraph=faster["cudagraph"] is not None)
         policy = moved(policy, target)
         if noise is not None:
-            rows = _rows_of_a_batch(noise, env.env_num, signature.env_id, target)
+            rows = _rows_of_a_batch(noise, env.env_num, "env_id" in signature.named, target)
         on_device = getattr(env, "on_device", None) if getattr(env, "device", None) == target else None
         transfer = Transfer(target, len(rows))
         call = PolicyCall(policy, signature, len(rows), exploration, pick, **faster)

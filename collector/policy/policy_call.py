@@ -130,14 +130,20 @@ def choose(action: Any, wanted: ExplorationType) -> Any:
 Choose = Callable[[Any, ExplorationType], Any]
 
 
+NAMES = frozenset({"state", "env_id", "info"})
+"""Names of parameters with a meaning of their own. Other names come from a Dict observation or from `info_keys`."""
+
+
 class Signature(NamedTuple):
     keys: tuple[str, ...] = ()
-    """Entries of a dict observation to pass. Empty: pass the whole observation."""
-    state: bool = False
-    env_id: bool = False
-    info: bool = False
-    info_keys: tuple[str, ...] = ()
+    """Entries of a dict observation to pass by name. Empty: pass the whole observation first."""
+    named: tuple[str, ...] = ()
+    """Other parameters to pass by name: some of `NAMES` and `info_keys`."""
     tensordict: bool = False
+
+    @property
+    def info_keys(self) -> tuple[str, ...]:
+        return tuple(name for name in self.named if name not in NAMES)
 
 
 def original_of(policy: Policy) -> Policy:
@@ -165,19 +171,17 @@ def signature_of(
         parameters = inspect.signature(getattr(policy, "forward", policy)).parameters
     except (TypeError, ValueError):  # a callable written in C
         return Signature()
-    named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     keys = set(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else set()
-    state = "state" in [p.name for p in named[1:]] and "state" not in keys
-    env_id = "env_id" in parameters and "env_id" not in keys
-    info = "info" in [p.name for p in named[1:]] and "info" not in keys
-    special = {name for name, is_special in (("state", state), ("env_id", env_id), ("info", info)) if is_special}
-    of_infos = [p.name for p in named[1:] if p.name in info_keys and p.name not in keys | special]
-    special |= {*of_infos}
-    required = [p.name for p in named if p.default is p.empty and p.name not in special]
+    named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    filled = [p.name for p in named if p.name in {*NAMES, *info_keys} - keys]
+    required = [p.name for p in named if p.default is p.empty and p.name not in filled]
+    by_name = bool(required) and keys.issuperset(required)
+    if not by_name and next(iter(parameters), None) in filled:  # the first parameter takes the observation
+        required.append(filled.pop(0))
     if required in (["tensordict"], ["td"]) or (named and len(required) <= 1 and _is_tensordict(named[0])):
         return Signature(tensordict=True)
-    if required and keys.issuperset(required):
-        return Signature(tuple(required), state, env_id, info, tuple(of_infos))
+    if by_name:
+        return Signature(tuple(required), tuple(filled))
     if len(required) > 1:
         known = f"a dict with the keys {sorted(keys)}" if keys else "one argument"
         raise TypeError(
@@ -185,7 +189,7 @@ def signature_of(
             f"observations are {known}; entries of infos are passed if info_keys names them, and info_keys is "
             f"{tuple(info_keys)}"
         )
-    return Signature((), state, env_id, info, tuple(of_infos))
+    return Signature((), tuple(filled))
 
 
 def _is_tensordict(parameter: inspect.Parameter) -> bool:
@@ -226,13 +230,13 @@ class PolicyCall:
         cudagraph: dict[str, Any] | None = None,
     ) -> None:
         self.exploration = exploration
-        self.wants_rows = signature.state or signature.env_id or bool(signature.info_keys)
+        self.wants_rows = bool({*signature.named} - {"info"})
         """True if a call's `inputs` are `(observations, result of rows_of, entries of infos)`."""
-        self.takes_info = signature.info
+        self.takes_info = "info" in signature.named
         self.infos: Any = None
-        self.state = RecurrentState(original_of(policy), rows) if signature.state else None
+        self.state = RecurrentState(original_of(policy), rows) if "state" in signature.named else None
         self._signature, self._pick = signature, pick
-        if signature.info and (compile is not None or cudagraph is not None):
+        if self.takes_info and (compile is not None or cudagraph is not None):
             raise ValueError(
                 "compile_policy and cudagraph_policy are for policies on tensors, and `info` holds dicts: name the "
                 "entries that the policy needs in info_keys, and give it a parameter for each"
@@ -244,7 +248,9 @@ class PolicyCall:
         self._policy = policy if cudagraph is None else self._graphed(policy, rows, cudagraph)
 
     def rows_of(self, env_ids: np.ndarray, stepping: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
-        return (env_ids,) if self.state is None else self.state.rows(env_ids, stepping, self._signature.env_id)
+        if self.state is None:
+            return (env_ids,)
+        return self.state.rows(env_ids, stepping, needs_ids="env_id" in self._signature.named)
 
     def __call__(self, inputs: Any) -> dict[str, Any]:
         """Return the outputs by name. `inputs` are observations `(k, ...)`, or a tuple if `wants_rows`."""
@@ -258,18 +264,17 @@ class PolicyCall:
 
             output: Any = call_with_tensordict(self._policy, obs, self.exploration.name)
         else:
-            args, named = (() if keys else (obs,)), {key: obs[key] for key in keys}
-            if self._signature.info_keys:
-                named |= {key: of_infos.get(key) for key in self._signature.info_keys}
-            if self._signature.info:
-                named["info"] = self.infos
-            if self._signature.env_id:
-                named["env_id"] = rows[0]
-            if self.state is None:
-                output = self._policy(*args, **named)
-            else:
-                output = self.state.keep(rows, self._policy(*args, **named, state=self.state.recall(rows)))
+            named = {key: obs[key] for key in keys}
+            named |= {name: self._argument(name, rows, of_infos) for name in self._signature.named}
+            output = self._policy(**named) if keys else self._policy(obs, **named)
+            if self.state is not None:
+                output = self.state.keep(rows, output)
         return read_output(output, self.exploration, self._pick)
+
+    def _argument(self, name: str, rows: Any, of_infos: dict[str, Any]) -> Any:
+        if name == "state" and self.state is not None:
+            return self.state.recall(rows)
+        return self.infos if name == "info" else rows[0] if name == "env_id" else of_infos.get(name)
 
     def _graphed(self, policy: Policy, rows: int, options: dict[str, Any]) -> Policy:
         """Return a policy with a CUDA graph per exploration type. Calls with fewer than `rows` rows use no graph."""

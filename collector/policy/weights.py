@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import inspect
-import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,9 +25,10 @@ class PolicyWeights:
         self._lock = threading.RLock()
         self._collecting = 0
         """Number of batches in progress, including nested batches."""
-        self._pending_weights: dict[str, Any] | None = None
-        self._pending_updates = 0
-        """Number of updates during a batch. Only the weights of the last update are applied."""
+        self._waiting: dict[str, Any] = {}
+        """Weights of the last update that is not applied yet."""
+        self._updates = 0
+        """Number of updates that are not applied yet."""
         self._last_counters = self._counters()
 
     def update(self, source: Any) -> None:
@@ -43,12 +41,10 @@ class PolicyWeights:
             raise RuntimeError("there are no weights to update: the policy is not a torch module")
         weights = self._weights_of(self._policy if source is None else source)
         with self._lock:
-            if self._collecting:
-                self._pending_updates += 1
-                self._pending_weights = copy.deepcopy(weights)
-                _wait_for(self._pending_weights.values())
-            else:
-                self._apply(weights, 1)
+            self._updates += 1
+            self._waiting = copy.deepcopy(weights) if self._collecting else weights
+            _wait_for(self._waiting.values())
+            self._apply()
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"policy_version": self.version}
@@ -86,10 +82,7 @@ class PolicyWeights:
         finally:
             with self._lock:
                 self._collecting -= 1
-                if self._pending_weights is not None and not self._collecting:
-                    weights, self._pending_weights = self._pending_weights, None
-                    updates, self._pending_updates = self._pending_updates, 0
-                    self._apply(weights, updates)
+                self._apply()
 
     def _weights_of(self, source: Any) -> dict[str, Any]:
         found = flat_names(source.state_dict() if hasattr(source, "state_dict") else source)
@@ -106,14 +99,15 @@ class PolicyWeights:
         # Omit the network's own tensors. A copy applied after the batch would undo a learner's later steps.
         return {name: value for name, value in weights.items() if not _is_same(value, own[name])}
 
-    def _apply(self, weights: dict[str, Any], updates: int) -> None:
+    def _apply(self) -> None:
+        if self._collecting or not self._updates:
+            return
+        (weights, self._waiting), (updates, self._updates) = (self._waiting, {}), (self._updates, 0)
         # Extra state first: if the module refuses it, no weight has changed.
-        self._module.load_state_dict({name: weights[name] for name in weights if _is_extra_state(name)}, strict=False)
-        own = self._module.state_dict()
-        for name, value in weights.items():
-            if not _is_extra_state(name):
-                own[name].copy_(value)
-        _wait_for([*own.values(), *weights.values()])
+        for is_first in (True, False):
+            part = {name: value for name, value in weights.items() if _is_extra_state(name) == is_first}
+            self._module.load_state_dict(part, strict=False)
+        _wait_for([*self._module.state_dict().values(), *weights.values()])
         self.version, self._last_counters = self.version + updates, self._counters()
 
     def _counters(self) -> list[tuple[int, int]]:
@@ -249,34 +243,3 @@ def flat_names(tree: Any, prefix: str = "") -> dict[str, Any]:
 def change_count(parameter: Any) -> tuple[int, int]:
     """Return address and version. Torch increments the version at each change in place."""
     return parameter.data_ptr(), parameter._version
-
-
-def hash_of(policy: Any) -> str | None:
-    """Return the hash of a policy's weights or, without weights, of its source code. Without source, `None`."""
-    if policy is None:
-        return None
-    digest = hashlib.sha256()
-    if hasattr(policy, "state_dict"):
-        for name, value in sorted(policy.state_dict().items()):
-            for part in _parts(name, value):
-                digest.update(part)
-    else:
-        try:
-            digest.update(inspect.getsource(policy if inspect.isroutine(policy) else type(policy)).encode())
-        except (OSError, TypeError):
-            return None
-    return digest.hexdigest()
-
-
-def _parts(name: str, value: Any) -> Iterator[bytes]:
-    if hasattr(value, "detach"):
-        tensor = value.detach().cpu().contiguous()
-        yield f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode()
-        yield tensor.flatten().view(sys.modules["torch"].uint8).numpy().tobytes()
-    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        yield f"{name} {value.dtype} {value.shape} ".encode() + value.tobytes()
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _parts(f"{name}.{key}", inner)
-    else:
-        yield f"{name} ".encode() + pickle.dumps(value)

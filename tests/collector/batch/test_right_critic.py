@@ -25,6 +25,7 @@ from collector import (
     SyncDataCollector,
     rollout,
 )
+from tests.support.backends import FULL
 from tests.support.collector_envs import zeros
 from vecenv import DummyVectorEnv
 
@@ -126,7 +127,10 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     "by observation": lambda obs: RIGHT * obs[..., 0],
     "in padding too": lambda obs: 0 * obs[..., 0] + RIGHT,
 }
-every_source = pytest.mark.parametrize("source", SOURCES)
+QUICK = ("sync", "split_trajs", "failures", "stopped", "async")
+every_source = pytest.mark.parametrize(
+    "source", [*QUICK, *(pytest.param(each, marks=FULL) for each in SOURCES if each not in QUICK)]
+)
 every_flag = pytest.mark.parametrize("flag", FLAGS)
 
 
@@ -211,9 +215,16 @@ class TestBatches:
                 np.testing.assert_allclose(targets, expected, rtol=1e-5, atol=1e-5, err_msg=form)
 
 
+def test_a_step_before_a_row_without_a_step_is_done() -> None:
+    (batch,) = collected("stopped", "truncated")
+    env, time = (batch.done & ~(batch.terminated | batch.truncated)).nonzero()
+    assert (env.tolist(), time.tolist()) == ([0], [4])
+    assert batch.mask[0].tolist() == [True] * 5 + [False]
+
+
 @every_source
 @every_flag
-@pytest.mark.parametrize("n", [1, 3, 50])
+@pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=FULL) for n in (1, 50))])
 class TestMultiStep:
     def test_each_target_is_right(self, source: str, flag: str, n: int) -> None:
         for batch in collected(source, flag):

@@ -222,6 +222,35 @@ def test_a_job_that_a_signal_ends_leaves_the_episodes_of_a_lost_node_to_its_resu
     assert_same(tmp_path / "a", uninterrupted)
 
 
+def test_a_program_that_fails_leaves_no_task_and_no_lost_episode(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Episodes that tasks have committed are adopted, also those of a task that is killed."""
+    here = RayHere(0.0, 0, monkeypatch)
+    killed, get = list[int](), here.get
+
+    def cancel(task: int, force: bool) -> None:
+        if force:
+            get(task)  # it commits its episodes before it dies
+            killed.append(task)
+
+    def fail(state: Any) -> None:
+        monkeypatch.setattr(here, "wait", lambda tasks, **_: ([], []))  # the tasks no longer answer
+        raise ZeroDivisionError("the program failed")
+
+    monkeypatch.setattr(here, "cancel", cancel)
+    monkeypatch.setattr(ray_player, "COMMIT_TIMEOUT", 0.01)
+    wanted = job(**counting(), episodes=EPISODES, shard_bytes=1000)
+    with pytest.raises(ZeroDivisionError):
+        run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=3, on_progress=fail)
+    assert len(killed) == 2
+    assert not [*(tmp_path / "a/shards").glob("w*")]
+    played = len(Dataset(tmp_path / "a"))
+    assert 0 < played < EPISODES
+    assert resume_job(tmp_path / "a", allow_import=[HERE]).status == "complete"
+    assert_same(tmp_path / "a", uninterrupted)
+
+
 def test_auto_is_measured_by_the_first_task_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = RayHere(0.0, 0, monkeypatch)
     run_job(job(episodes=EPISODES, backend="auto"), tmp_path / "a", cluster="auto", cluster_actors=2)

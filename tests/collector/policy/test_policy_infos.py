@@ -157,15 +157,22 @@ class TestSignatures:
     def test_entries_of_the_observation_take_precedence(self) -> None:
         space = spaces.Dict({"x": spaces.Discrete(2), "mask": spaces.Discrete(2), "info": spaces.Discrete(2)})
         found = signature_of(lambda x, mask, info, speed: 0, space, ("mask", "speed"))
-        assert (found.keys, found.info, found.info_keys) == (("x", "mask", "info"), False, ("speed",))
+        assert (found.keys, found.named) == (("x", "mask", "info"), ("speed",))
 
     def test_the_first_parameter_is_the_observation(self) -> None:
         assert signature_of(lambda info: 0, None, ("info",)) == signature_of(lambda obs: 0, None)
         assert signature_of(lambda mask: 0, None, ("mask",)) == signature_of(lambda obs: 0, None)
+        assert signature_of(lambda env_id, state: 0, None).named == ("state",)
+
+    def test_without_a_whole_observation_the_first_parameter_may_be_any(self) -> None:
+        space = spaces.Dict({"x": spaces.Discrete(2)})
+        for policy in (lambda state, info, x: 0, lambda *, state, info, x: 0):
+            assert signature_of(policy, space)[:2] == (("x",), ("state", "info"))
+        assert signature_of(lambda *obs, state: 0, space)[:2] == ((), ("state",))
 
     def test_state_and_env_id_keep_their_meaning(self) -> None:
         found = signature_of(lambda obs, state, env_id: 0, None, ("state", "env_id"))
-        assert (found.state, found.env_id, found.info_keys) == (True, True, ())
+        assert (found.named, found.info_keys) == (("state", "env_id"), ())
 
     def test_the_error_for_an_unknown_parameter_names_info_keys(self) -> None:
         with pytest.raises(TypeError, match=r"if info_keys names them, and info_keys is \('speed',\)"):
