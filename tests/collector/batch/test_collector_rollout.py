@@ -105,7 +105,9 @@ def test_split_trajectories_are_whole_runs_padded_at_the_end(batches: list[Rollo
         np.testing.assert_array_equal(split.next.step_count, np.where(split.mask, split.step_count + 1, 0))
         ends = np.zeros_like(split.mask)
         ends[split.final_env, split.final_time] = True
-        np.testing.assert_array_equal(ends, split.done)
+        np.testing.assert_array_equal(ends, split.terminated | split.truncated)
+        is_last = split.mask & ~np.pad(split.mask[:, 1:], ((0, 0), (0, 1)), constant_values=True)
+        np.testing.assert_array_equal(split.done, ends | is_last)
         assert (np.lexsort((split.final_env, split.final_time)) == np.arange(len(split.final_env))).all()
         np.testing.assert_array_equal(split.final_obs, split.next.obs[split.final_env, split.final_time])
 
