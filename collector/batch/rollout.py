@@ -264,8 +264,8 @@ class Rollout(Steps):
     """int64 `(K,)`: time index of each episode's last step."""
     mask: Any
     """bool `(N, T)`: False if the step failed (see `broken`), or if the env took no step. For example, the env had no
-    further episode, or its host ends soon (Ray). Without a step, action, reward, flags and extras are zero. `obs` is
-    zero too, except right after the env's last step.
+    further episode, or its host ends soon (Ray). Without a step, `traj_ids` is -1, and other columns are zero. `obs`
+    is zero too, except right after the env's last step.
     """
     broken: Any
     """bool `(N, T)`: True for steps of an episode that ended because the env failed or its worker died, with

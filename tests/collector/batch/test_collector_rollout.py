@@ -172,6 +172,15 @@ def test_trees_of_observations_keep_their_form() -> None:
         np.testing.assert_array_equal(flat.next.obs["b"][0], batch.next.obs["b"][0].reshape(-1, 2))
 
 
+def test_next_copies_only_what_is_read() -> None:
+    batch = collect(3, 5, steps=7)
+    for form in FORMS.values():
+        each = form(batch)
+        assert each.next.reward is each.reward
+        assert each.next.terminated is each.terminated
+        assert not np.shares_memory(each.next.obs, each.obs)
+
+
 class TestTensors:
     @pytest.fixture(autouse=True)
     def _torch(self) -> None:
