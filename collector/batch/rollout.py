@@ -129,7 +129,7 @@ class Steps(ABC):
 
     @cached_property
     def _runs(self) -> Runs:
-        mask = nest.as_array(self.mask)
+        mask = nest.as_array(self.mask)  # type: ignore[attr-defined]  # of the subclasses
         ids, counts = (nest.as_array(each)[mask] for each in (self.traj_ids, self.step_count))
         envs = nest.as_array(self.env_ids)[mask.nonzero()[0]]
         start, stop = trajectory_bounds(envs, ids, counts)

@@ -18,7 +18,7 @@ FORMS: Any = {"arrays": lambda rows: rows, "tensors": lambda rows: {"a": torch.f
 
 
 def played(log: StepLog, place: Any, batches: int = 3) -> list[Any]:
-    """Return batches of envs whose observation is (env, episode, step), and whose episode k of env n has n + 2 steps."""
+    """Return batches of envs whose observation is (env, episode, step). Episodes of env n have n + 2 steps."""
     episodes, found = log.episodes, list[Any]()
     state = np.stack([np.arange(ENVS), np.zeros(ENVS, np.int64), np.zeros(ENVS, np.int64)], 1)
     log.observe(log.all_ids, place(state.copy()))

@@ -140,10 +140,10 @@ def test_an_info_may_have_the_name_of_a_column(tmp_path: Path) -> None:
         venv.reset(seed=[3, 4])
         for _ in range(4):
             venv.step([0, 0])
-    for seed, episode in zip((3, 4), Dataset(tmp_path), strict=True):
-        assert episode.seed == seed
-        assert episode.info["episode_seed"].tolist() == [-1, -2, -3, -4]
-        assert episode.info["reward"].tolist() == [2, 4, 6, 8]
+    for seed, played in zip((3, 4), Dataset(tmp_path), strict=True):
+        assert played.seed == seed
+        assert played.info["episode_seed"].tolist() == [-1, -2, -3, -4]
+        assert played.info["reward"].tolist() == [2, 4, 6, 8]
 
 
 class InformedPair(Informed):
