@@ -139,7 +139,7 @@ class SeededReset(VectorEnvWrapper):
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         obs, info = self.venv.reset(id, **kwargs)
-        self.found = np.arange(len(self)) if id is None else id, obs, info
+        self.found = np.arange(len(self)) if id is None else np.asarray(id), obs, info
         return obs, info
 
 

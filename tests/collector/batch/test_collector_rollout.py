@@ -172,6 +172,15 @@ def test_trees_of_observations_keep_their_form() -> None:
         np.testing.assert_array_equal(flat.next.obs["b"][0], batch.next.obs["b"][0].reshape(-1, 2))
 
 
+def test_next_copies_only_what_is_read() -> None:
+    batch = collect(3, 5, steps=7)
+    for form in FORMS.values():
+        each = form(batch)
+        assert each.next.reward is each.reward
+        assert each.next.terminated is each.terminated
+        assert not np.shares_memory(each.next.obs, each.obs)
+
+
 class TestTensors:
     @pytest.fixture(autouse=True)
     def _torch(self) -> None:
@@ -224,8 +233,8 @@ class TestTensors:
         batch = replace(batch, **arrays)
         for form in (*FORMS.values(), MultiStep(2, 0.9), lambda batch: batch.split_trajectories(100)):
             one, two = form(batch), form(batch.to("cpu"))
-            for name in ("obs", "action", "next"):
-                for left, right in zip(nest.leaves(getattr(one, name)), nest.leaves(getattr(two, name)), strict=True):
+            for read in (lambda batch: batch.obs, lambda batch: batch.action, lambda batch: batch.next.obs):
+                for left, right in zip(nest.leaves(read(one)), nest.leaves(read(two)), strict=True):
                     assert right.numpy().dtype == left.dtype
                     np.testing.assert_array_equal(left, right)
             pytest.importorskip("tensordict")
