@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -18,22 +18,25 @@ from gymnasium import spaces
 from torch import distributions as D
 
 from collector import (
+    ActorConfig,
     AsyncDataCollector,
     Dataset,
     EpisodeSeeds,
     MLPPolicy,
     MultiStep,
+    RayCollector,
     SyncDataCollector,
     TorchVectorEnv,
     rollout,
     run_job,
 )
+from collector.device.tensors import has_float64
 from collector.device.torch_vector_env import TransformedOnDevice
 from collector.jobs.replay import replay_episodes
 from tests.support.backends import FULL
 from tests.support.collector_envs import cartpoles, countdowns
 from tests.support.countdown import MOVE, Countdown, DictObs, Drives
-from tests.support.devices import ON_SIM, needs_sim
+from tests.support.devices import ON_SIM, SIM, needs_sim
 from tests.support.job_envs import job
 from tests.support.transform_envs import IMAGE, VECTOR, Samples
 from vecenv import DummyVectorEnv, ShmemVectorEnv, nest
@@ -291,6 +294,46 @@ def test_the_data_is_that_of_the_cpu(case: str, sim: str) -> None:
     assert_same(found[1], found[0])
 
 
+@pytest.fixture(params=["streams", "no streams"])
+def no_float64(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let `sim` refuse float64, as MPS does. MPS has no streams either."""
+    assert SIM is not None
+    monkeypatch.setattr(SIM, "refused_dtypes", {torch.float64})
+    if request.param == "no streams":
+        monkeypatch.delattr(SIM.Module, "current_stream")
+    has_float64.cache_clear()
+    yield
+    has_float64.cache_clear()
+
+
+@pytest.mark.usefixtures("no_float64")
+@needs_sim
+@pytest.mark.parametrize(
+    "case",
+    [
+        "samples, sync",
+        "recurrent, sync, True",
+        *(f"keyed, {family}" for family in FAMILIES),
+        "trees, sync",
+        "transforms, dict, sync",
+        "TorchVectorEnv, dict",
+        "storing device, sync",
+        pytest.param("storing device, async", marks=FULL),
+    ],
+)
+def test_without_float64_the_device_computes_in_float32(case: str) -> None:
+    """Batches in numpy keep their dtypes."""
+    found = []
+    for device in ("cpu", "sim"):
+        torch.manual_seed(0)
+        found.append(CASES[case](device))
+    narrow = "storing" in case or "TorchVectorEnv" in case
+    for (path, left), (_, right) in zip(nest.items(found[1]), nest.items(found[0]), strict=True):
+        is_narrow = narrow and right.dtype == np.float64 and "episode_returns" not in path  # always in numpy
+        assert left.dtype == (np.float32 if is_narrow else right.dtype), path
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5, err_msg=str(path))
+
+
 @needs_sim
 def test_a_job_and_its_replay(tmp_path: Path) -> None:
     """Its policy runs on the device, and the data set trains a network there."""
@@ -306,3 +349,24 @@ def test_a_job_and_its_replay(tmp_path: Path) -> None:
         played.append(host({"obs": batch["obs"], "action": batch["action"]}))
         assert policy(batch["obs"].to(device)).logits.device.type == device
     assert_same(*played)
+
+
+@needs_sim
+@pytest.mark.local_ray
+@pytest.mark.ray
+def test_actors_of_a_cluster_have_their_policies_on_the_device() -> None:
+    found = []
+    for device in ("cpu", "sim"):
+        options: dict[str, Any] = {"policy_device": device, "storing_device": device, "frames_per_batch": 24}
+        actors, policy = ActorConfig(num_cpus=0.1), Net(categorical)
+        policy.registers = SIM.current_stream  # an actor imports the module of `sim` to unpickle the policy
+        with RayCollector(cartpoles(2), policy, num_actors=2, actors=actors, **options) as collector:
+            collector.set_seed(5)
+            batches = [collector.next()]
+            with torch.no_grad():
+                policy.body[2].bias += 1
+            collector.update_policy_weights_(policy)
+            batches += [collector.next(), collector.next()]
+            assert batches[0].obs.device.type == device
+            found.append(tuple(map(columns, batches)))
+    assert_same(*found)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.support.devices import ON_SIM, needs_sim
-
-sim = pytest.mark.parametrize("device", [ON_SIM])
+from collector import SyncDataCollector, TorchVectorEnv
+from collector.device.tensors import Transfer
+from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
+from tests.support.devices import SIM, needs_sim
+from vecenv import DummyVectorEnv
 
 
 def pinned(value: float) -> torch.Tensor:
@@ -103,3 +107,77 @@ def test_gradients_and_optimisers_work() -> None:
             optimiser.step()
         found.append([each.detach().cpu() for each in net.parameters()])
     assert all(map(torch.equal, *found))
+
+
+def check_steps() -> None:
+    """Check the observations of steps that follow each other without a result on the host."""
+    actions = np.ones(3, np.int64)
+    with DummyVectorEnv(countdowns(9, 9, 9)) as plain, DummyVectorEnv(countdowns(9, 9, 9)) as inner:
+        venv = TorchVectorEnv(inner, "sim")
+        found, expected = [venv.reset()[0]], [plain.reset()[0]]
+        for _ in range(3):
+            found.append(venv.step(actions)[0]), expected.append(plain.step(actions)[0])
+        for tensor, array in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(tensor.cpu().numpy(), array)
+
+
+def check_data() -> None:
+    """Check the data of a collector."""
+    batches = []
+    for policy, options in ((lean, {}), (Pushes(), {"policy_device": "sim"})):
+        with SyncDataCollector(DummyVectorEnv(cartpoles(3)), policy, frames_per_batch=30, **options) as collector:
+            collector.set_seed(0)
+            batches.append(arrays(collector.rollout()))
+    assert_equal(*batches)
+
+
+def check_copies() -> None:
+    """Check that a round copies each array once, and waits once."""
+    with SyncDataCollector(cartpoles(3), Pushes(), frames_per_batch=30, policy_device="sim") as collector:
+        collector.rollout()
+        SIM.counts.clear()
+        collector.rollout()
+    counts = SIM.counts
+    assert (counts["uploads"], counts["downloads"], counts["waits"]) == (10, 10, 10)
+
+
+class Pushes(torch.nn.Module):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return (obs[:, 2] > 0).long()
+
+
+to_device = Transfer.to_device
+
+
+def without_wait(transfer: Transfer, tree: Any) -> Any:
+    transfer._in_flight = False
+    return to_device(transfer, tree)
+
+
+def twice(transfer: Transfer, tree: Any) -> Any:
+    to_device(transfer, tree)
+    return to_device(transfer, tree)
+
+
+FAULTS: dict[str, tuple[str, Any, Callable[[], None]]] = {
+    "a buffer is reused before its event": ("to_device", without_wait, check_steps),
+    "results are read before their event": ("wait", lambda transfer: None, check_data),
+    "the event is recorded only once": ("record", None, check_data),
+    "observations are copied twice": ("to_device", twice, check_copies),
+}
+
+
+@needs_sim
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_transfers_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, patch, check = FAULTS[fault]
+    check()
+    record = Transfer.record
+
+    def record_once(transfer: Transfer) -> None:
+        if transfer._event is None:
+            record(transfer)
+
+    monkeypatch.setattr(Transfer, name, patch or record_once)
+    with pytest.raises(AssertionError):
+        check()

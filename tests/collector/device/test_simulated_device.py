@@ -33,10 +33,26 @@ PARTS = {
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this version of torch cannot register a device from Python",
 )
-@pytest.mark.parametrize("tier", ["accelerator and not full and not ray", pytest.param("accelerator", marks=FULL)])
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("part", "tier"),
+    [
+        *((part, "not full and not ray") for part in PARTS),
+        *(pytest.param(part, "full", marks=FULL) for part in PARTS),
+        pytest.param("the data of collectors", "ray", marks=pytest.mark.ray),
+    ],
+)
 def test_on_the_simulated_device(part: str, tier: str) -> None:
-    arguments = ["-q", "-p", "tests.support.sim_device", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", tier]
+    arguments = [
+        "-q",
+        "-p",
+        "tests.support.sim_device",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-m",
+        f"accelerator and {tier}",
+    ]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", *arguments, *PARTS[part]]
     ran = subprocess.run(command, cwd=ROOT, env=environ | {"MKL_CBWR": "AUTO"}, capture_output=True, text=True)
