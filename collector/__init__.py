@@ -12,10 +12,10 @@ from collector.batch.step_extras import StepBatch as StepBatch
 from collector.collectors.async_collector import AsyncDataCollector as AsyncDataCollector
 from collector.collectors.rollouts import rollout as rollout
 from collector.collectors.sync_collector import SyncDataCollector as SyncDataCollector
+from collector.episodes.cutter import EpisodeCutter as EpisodeCutter
 from collector.episodes.episode import CollectStats as CollectStats
 from collector.episodes.episode import Episode as Episode
 from collector.episodes.episode import EpisodeBatch as EpisodeBatch
-from collector.episodes.episode import EpisodeCutter as EpisodeCutter
 from collector.episodes.episode import SequenceSummaryStats as SequenceSummaryStats
 from collector.episodes.seeds import EpisodeSeeds as EpisodeSeeds
 from collector.episodes.seeds import action_seed as action_seed

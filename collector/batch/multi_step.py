@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from collector.batch.conversions import convert_like, copy_of, pick, trajectory_bounds
+from collector.batch.forms import convert_like, copy_of, pick, trajectory_bounds
 from collector.batch.rollout import FlatRollout, Steps
 from vecenv.arguments import check_number
 from vecenv.nest import as_array

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from collector.batch.conversions import (
+from collector.batch.forms import (
     convert_like,
     copy_of,
     flat_columns,
@@ -24,19 +25,54 @@ from vecenv import nest
 Self = TypeVar("Self", bound="Steps")
 
 
-class Next(NamedTuple):
-    """Observations, rewards and flags after each step of a batch."""
+class Next:
+    """Observations, rewards and flags after each step of a batch: a view, which copies only what is read."""
 
-    obs: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
-    step_count: Any
+    def __init__(self, batch: Steps) -> None:
+        self._batch = batch
+
+    @property
+    def obs(self) -> Any:
+        """Observations, copied on each access."""
+        return self._batch._next_obs()
+
+    @property
+    def reward(self) -> Any:
+        return self._batch.reward
+
+    @property
+    def terminated(self) -> Any:
+        return self._batch.terminated
+
+    @property
+    def truncated(self) -> Any:
+        return self._batch.truncated
 
     @property
     def done(self) -> Any:
         """bool: the step ended the episode."""
-        return self.terminated | self.truncated
+        return self._batch.done
+
+    @property
+    def step_count(self) -> Any:
+        return self._batch.step_count + (self._batch.traj_ids >= 0)
+
+
+class Runs(NamedTuple):
+    """Runs of a batch, ordered by env, then by time. A run is the part of an episode in one batch.
+
+    Rows count the steps in `mask`.
+    """
+
+    env: np.ndarray
+    """int64 `(R,)`: env of each run."""
+    traj_id: np.ndarray
+    before: np.ndarray
+    """Number of the episode's steps in earlier batches."""
+    start: np.ndarray
+    """Row of the first step."""
+    stop: np.ndarray
+    """Row after the last step."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -79,8 +115,22 @@ class Steps(ABC):
         """bool: the action was random, not the policy's."""
         return self.policy_version < 0
 
-    def _followed_by(self, obs: Any) -> Next:
-        return Next(obs, self.reward, self.terminated, self.truncated, self.step_count + (self.traj_ids >= 0))
+    @property
+    def next(self) -> Next:
+        """Results of each step."""
+        return Next(self)
+
+    @abstractmethod
+    def _next_obs(self) -> Any:
+        """Return a copy of the observations after each step."""
+
+    @cached_property
+    def _runs(self) -> Runs:
+        mask = nest.as_array(self.mask)
+        ids, counts = (nest.as_array(each)[mask] for each in (self.traj_ids, self.step_count))
+        envs = nest.as_array(self.env_ids)[mask.nonzero()[0]]
+        start, stop = trajectory_bounds(envs, ids, counts)
+        return Runs(envs[start], ids[start], counts[start], start, stop)
 
     def _broken_text(self) -> str:
         count = len(self.broken_ids)
@@ -161,13 +211,11 @@ class FlatRollout(Steps):
         """Always 0: failed steps have no row."""
         return 0
 
-    @property
-    def next(self) -> Next:
-        """Results of each step. Observations are copied on each access."""
+    def _next_obs(self) -> Any:
         order = np.minimum(np.arange(1, self.frames + 1), max(0, self.frames - 1))
         following = pick(self.obs, order)
         nest.put(following, self.tail_rows, self.tail_obs)
-        return self._followed_by(following)
+        return following
 
     def flatten(self) -> FlatRollout:
         """Return this batch."""
@@ -252,15 +300,13 @@ class Rollout(Steps):
         """`(N, T, ...)`: observation before each step, a view of `all_obs`."""
         return nest.map(lambda rows: rows[:, :-1], self.all_obs)
 
-    @property
-    def next(self) -> Next:
-        """Results of each step. Observations are copied on each access."""
+    def _next_obs(self) -> Any:
         following = nest.map(lambda rows: copy_of(rows[:, 1:]), self.all_obs)
         nest.put(following, (self.final_env, self.final_time), self.final_obs)
         if len(self.broken_ids):  # after a failed step, `all_obs` has the observation of a reset
             failed = np.nonzero(nest.as_array(self.broken & ~self.mask))
             nest.put(following, tuple(convert_like(each, self.reward) for each in failed), pick(self.obs, *failed))
-        return self._followed_by(following)
+        return following
 
     def flatten(self) -> FlatRollout:
         """Return a copy of the steps in `mask`: `(frames, ...)`."""
@@ -329,6 +375,11 @@ def truncate_last(batch: Rollout | FlatRollout) -> None:
         batch.truncated[np.flatnonzero(np.diff(batch.env_ids, append=-1))] = True
 
 
+def runs_of(batch: Steps) -> Runs:
+    """Return the runs of a batch, which are computed once."""
+    return batch._runs
+
+
 def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:
     """Join consecutive numpy batches. Drop failed episodes, and episodes with ids in `left_out`."""
     others = "tail_rows", "tail_obs", "broken_ids", "episode_returns"
@@ -344,18 +395,3 @@ def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] =
     known = np.concatenate([batch.tail_rows + start for batch, start in zip(batches, starts, strict=False)])
     tail_obs = nest.take(join([batch.tail_obs for batch in batches]), np.searchsorted(known, rows[tails]))
     return FlatRollout(**columns, tail_rows=tails, tail_obs=tail_obs, broken_ids=np.unique(broken_ids))
-
-
-def by_env(columns: dict[str, Any]) -> FlatRollout:
-    """Order steps by env. Drop the steps marked in `failed`, and truncate the previous step of the same episode."""
-    failed, next_obs = columns.pop("failed"), columns.pop("next_obs")
-    order = np.argsort(columns["env_ids"], kind="stable")
-    ids, failed = columns["traj_ids"][order], failed[order]
-    rows = failed.nonzero()[0]
-    before = rows[rows > 0] - 1
-    columns["truncated"][order[before[ids[before] == ids[before + 1]]]] = True
-    kept = order[~failed]
-    columns = nest.take(columns, kept)  # a single copy, because observations may be large
-    tails = tail_rows(columns)
-    tail_obs = nest.take(next_obs, kept[tails])
-    return FlatRollout(**columns, tail_rows=tails, tail_obs=tail_obs, broken_ids=np.unique(ids[failed]))

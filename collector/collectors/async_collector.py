@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from collector.batch.arrival_log import ArrivalLog
 from collector.batch.step_extras import StepHook
-from collector.collectors.async_loop import AsyncLoop
-from collector.collectors.batch_request import LoopParts
-from collector.collectors.batch_source import Loops
 from collector.collectors.env_source import check_rounds
+from collector.collectors.loop import Loop
+from collector.collectors.schedule import InTurns, LoopParts
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.policy_call import Policy
 from vecenv.arguments import at_least_one
@@ -55,10 +55,8 @@ class AsyncDataCollector(SyncDataCollector):
         check_send_and_recv(self.env, "AsyncDataCollector")
         check_rounds(self.env, mixed=True, cuts=self._config.max_frames_per_traj > 0)
 
-    def _make_loops(self, parts: LoopParts) -> Loops:
-        groups = 1 if getattr(self.env, "steps_together", False) else self._groups
-        loop = AsyncLoop(parts, groups)
-        return loop, loop, loop
+    def _make_loop(self, parts: LoopParts) -> Loop:
+        return Loop(parts, ArrivalLog(parts.episodes), InTurns(parts, self._groups))
 
     def _like_this(self, env: Any, policy: Any, **options: Any) -> AsyncDataCollector:
         return AsyncDataCollector(env, policy, **options)

@@ -200,7 +200,9 @@ class BaseCollector(ABC):
         if not self._config.return_same_td:
             return batch
         kept = self._reused_batches.setdefault(type(batch), batch)
-        kept.__dict__.update(batch.__dict__)
+        fields = {**batch.__dict__}
+        kept.__dict__.clear()  # runs of the previous batch too
+        kept.__dict__.update(fields)
         return kept
 
     def _finish(self, batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`BatchSource`: owner of a collector's policy, episodes, and loops."""
+"""`BatchSource`: owner of a collector's policy, episodes, and loop."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import replace
 from threading import get_ident
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from collector.basics.timing import Clock, CollectorStats
 from collector.batch.rollout import check_rewards
 from collector.batch.step_extras import StepExtras, StepHook, dotted_keys, without_last
-from collector.collectors.batch_request import BatchRequest, LoopParts
 from collector.collectors.collector_config import CollectorConfig
+from collector.collectors.loop import BatchRequest, Loop
+from collector.collectors.schedule import LoopParts
 from collector.episodes.env_episodes import Episodes
-from collector.episodes.episode import Ended, EpisodeCutter
+from collector.episodes.unfinished import Ended, RunningReturns
 from collector.policy.collector_policy import RandomActions
 from collector.policy.make_policy import make_policy, random_actions
 from collector.policy.policy_call import Policy, exploring, requested_exploration_type
@@ -30,32 +31,15 @@ from vecenv.wrappers import latest_round, recover, resets_in_step
 Result = TypeVar("Result")
 
 
-class Loop(Protocol):
-    def collect(self, request: BatchRequest) -> Any:
-        """Step envs until one batch of numpy arrays is complete."""
-
-
-class StepsInFlight(Protocol):
-    def finish_steps(self, request: BatchRequest, discard: bool) -> None:
-        """Wait for envs that are stepping. `discard`: also drop steps that are not in a batch yet."""
-
-    def discard_steps(self) -> None:
-        """After a failure, wait for stepping envs, ignore their errors, and drop steps that are not in a batch."""
-
-
-Loops = tuple[Loop, Loop, StepsInFlight | None]
-"""Loop without a quota of episodes, loop with a quota, and the loop whose steps may outlast a batch (or `None`)."""
-
-
 class BatchSource(Layer):
     """Source of single batches. After a failure, the next batch begins new episodes in all envs."""
 
     def __init__(
-        self, env: Any, policy: Policy | None, config: CollectorConfig, make_loops: Callable[[LoopParts], Loops]
+        self, env: Any, policy: Policy | None, config: CollectorConfig, make_loop: Callable[[LoopParts], Loop]
     ) -> None:
         self.env, self._config, self.call_mark = env, config, mark_of(env)
         self._failed = self._in_hook = False
-        self.clock, self.cutter, self.steps, self._ended = Clock(), EpisodeCutter(), 0, 0
+        self.clock, self._returns, self.steps, self._ended = Clock(), RunningReturns(), 0, 0
         self._recent_returns = deque[float](maxlen=100)
         self.episodes = Episodes(env.env_num, config.episode_seeds, resets_in_step(env), config.max_frames_per_traj)
         self.policy = make_policy(
@@ -77,7 +61,7 @@ class BatchSource(Layer):
         if config.init_random_frames:
             self._random_actions()  # raises early if spaces cannot be sampled
         parts = LoopParts(env, self.policy, self.episodes, self.clock, config.interruptor.collection_stopped)
-        self._loop, self._episode_loop, self._in_flight = make_loops(parts)
+        self._loop = make_loop(parts)
         self._info_layout: dict[str, Any] = {}
         self._warned_of_failures = self._checked_keys = False
         self._last_round = latest_round(self.env)
@@ -106,12 +90,11 @@ class BatchSource(Layer):
         self.clock.begin_batch()
         acting = self._random_actions() if request.random else self.policy
         wanted = requested_exploration_type() or self._config.exploration_type
-        loop = self._loop if request.quota is None else self._episode_loop
         with self.weights.kept(), exploring(wanted), self.policy.batch(wanted):
             if self.all_played:
                 raise RuntimeError("all of episode_seeds have been played: make a new collector for other episodes")
             version = self.weights.version if acting is self.policy else -1
-            batch = loop.collect(request._replace(policy=acting, version=version))
+            batch = self._loop.collect(request._replace(policy=acting, version=version))
         self._last_round = latest_round(self.env)
         check_rewards(batch)
         ended = self._totals(batch, request)
@@ -129,7 +112,7 @@ class BatchSource(Layer):
     def _totals(self, batch: Any, request: BatchRequest) -> Ended:
         if request.on_step is not None:
             request.on_step.fill(batch.extras, batch.shape)
-        ended = self.cutter.totals(batch)
+        ended = self._returns.add(batch)
         self.steps += batch.frames
         self._ended += len(ended.lens)
         self._recent_returns.extend(sum(np.ravel(each).tolist()) for each in ended.returns)
@@ -219,23 +202,21 @@ class BatchSource(Layer):
         recover(self.env)
         if self.call_mark.owner == BROKEN:  # of a vector env without an engine
             self.call_mark.owner = 0
-        if self._in_flight is not None:
-            self._in_flight.discard_steps()
+        self._loop.discard_steps()
         self.episodes.abandon()
         self.policy.begin(np.arange(self.env.env_num))
         self._last_round, self._failed = latest_round(self.env), False
 
     @property
     def has_steps_in_flight(self) -> bool:
-        return self._in_flight is not None
+        return self._loop.schedule.overlaps
 
     def finish_steps(self, discard: bool) -> None:
-        if (in_flight := self._in_flight) is not None:
-            request = BatchRequest(0, False, on_step=self.extras(None))
-            self._run(lambda: in_flight.finish_steps(request, discard))
+        request = BatchRequest(0, False, on_step=self.extras(None))
+        self._run(lambda: self._loop.finish_steps(request, discard))
 
     def begin(self, ids: np.ndarray, obs: Any, infos: np.ndarray) -> None:
-        self.episodes.put_obs(ids, obs)
+        self._loop.observe(ids, obs)
         self.episodes.begin(ids, infos)
         self.policy.begin(ids)
         self._last_round = latest_round(self.env)

@@ -11,9 +11,10 @@ import numpy as np
 from collector.basics.interruptor import Interruptor
 from collector.batch.rollout import Rollout, truncate_last
 from collector.batch.step_extras import StepBatch
-from collector.collectors.batch_request import BatchRequest
-from collector.collectors.env_source import is_wrapped, make_vector_env
-from collector.collectors.sync_collector import SyncDataCollector
+from collector.collectors.batch_source import BatchSource
+from collector.collectors.collector_config import CollectorConfig
+from collector.collectors.env_source import check_synchronous, is_wrapped, make_vector_env
+from collector.collectors.loop import BatchRequest, synchronous_loop
 from collector.policy.action_trees import action_layouts
 from collector.policy.collector_policy import masks_in
 from collector.policy.policy_call import Policy
@@ -73,11 +74,12 @@ def rollout(
     call = None if callback is None else partial(_call, callback, venv_or_env)
     venv = make_vector_env(venv_or_env, None, lambda _: DummyVectorEnv([lambda: _BorrowedEnv(venv_or_env)]))
     try:
+        check_synchronous(venv, "rollout()", cuts=False)
         quota = np.ones(venv.env_num, np.int64) if break_when_any_done or break_when_all_done else None
         stop = Interruptor() if quota is None or break_when_all_done else _StopAtFirstEnd(quota)
-        policy, frames = _SpacePolicy(venv) if policy is None else policy, max_steps * venv.env_num
-        collector = _RolloutCollector(venv, policy, frames_per_batch=frames, interruptor=stop)
-        batch = collector.collect_rollout(quota, call, obs)
+        config = CollectorConfig(frames_per_batch=max_steps * venv.env_num, interruptor=stop)
+        policy = _SpacePolicy(venv) if policy is None else policy
+        batch = _collect(BatchSource(venv, policy, config, synchronous_loop), policy, config, quota, call, obs)
     finally:
         if is_wrapped(venv_or_env):
             venv.release()
@@ -86,28 +88,24 @@ def rollout(
     return batch
 
 
-class _RolloutCollector(SyncDataCollector):
-    _name_in_errors = "rollout()"
-
-    def collect_rollout(self, quota: np.ndarray | None, hook: Callable[[StepBatch], Any] | None, obs: Any) -> Rollout:
+def _collect(
+    source: BatchSource, policy: Policy, config: CollectorConfig, quota: np.ndarray | None, hook: Any, obs: Any
+) -> Rollout:
+    try:
+        source.recover()
         if obs is not None:
-            obs, n = _as_observations(obs, self.env.observation_space), self.env.env_num
+            obs, n = _as_observations(obs, source.env.observation_space), source.env.env_num
             counts = {len(rows) for rows in nest.leaves(obs)}
             if counts != {n}:
                 raise ValueError(f"obs has {sorted(counts)} rows, expected one for each of {n} envs")
-            self._source.episodes.put_obs(np.arange(n), obs)
-            self._source.episodes.over[:] = False
-        if isinstance(self.policy, _SpacePolicy):
-            infos = self._source.episodes.infos
-            self.policy.masks_of = lambda env_ids: masks_in(infos[env_ids])
-        try:
-            request = BatchRequest(self.frames_per_batch, False, quota, self._source.extras(hook))
-            return self._collect(request)[0]
-        finally:
-            self.shutdown()
-
-    def shutdown(self, close_env: bool = False) -> None:
-        super().shutdown(close_env=False)
+            source.begin(np.arange(n), obs, nest.object_array([{}] * n))
+        if isinstance(policy, _SpacePolicy):
+            policy.masks_of = lambda env_ids: masks_in(source.episodes.infos[env_ids])
+        batch: Rollout = source.collect(BatchRequest(config.frames_per_batch, False, quota, source.extras(hook)))[0]
+        source.warn_of_failures()
+        return batch
+    finally:
+        source.policy.close()
 
 
 def _as_observations(obs: Any, observation_spaces: Sequence[Any]) -> Any:

@@ -16,8 +16,7 @@ from collector.basics.timing import CollectorStats
 from collector.batch.rollout import truncate_last
 from collector.batch.step_extras import StepHook
 from collector.collectors.base_collector import BaseCollector
-from collector.collectors.batch_request import BatchRequest, LoopParts
-from collector.collectors.batch_source import BatchSource, Loops
+from collector.collectors.batch_source import BatchSource
 from collector.collectors.collector_config import CollectorConfig
 from collector.collectors.env_source import (
     VectorEnvMaker,
@@ -29,11 +28,12 @@ from collector.collectors.env_source import (
     with_transforms,
 )
 from collector.collectors.env_statistics import EnvStatistics
-from collector.collectors.episode_loop import EpisodeLoop
 from collector.collectors.evaluation import Evaluation, policy_for_evaluation
-from collector.collectors.sync_loop import SyncLoop
+from collector.collectors.loop import BatchRequest, Loop, synchronous_loop
+from collector.collectors.schedule import LoopParts
 from collector.collectors.whole_episodes import EpisodeCollection, check_collect, render_hook
-from collector.episodes.episode import CollectStats, Ended
+from collector.episodes.episode import CollectStats
+from collector.episodes.unfinished import Ended
 from collector.policy.policy_call import ExplorationType, Policy
 from vecenv.arguments import as_ids, at_least_one
 from vecenv.errors import warn_caller
@@ -93,7 +93,6 @@ class SyncDataCollector(BaseCollector):
     Rollout(2 envs, 5 steps, 10 frames, 0 episode ends)
     """
 
-    _name_in_errors = "SyncDataCollector"
     _default_backend = "dummy"
     _source: Any = None
     """`BatchSource`, or `None` before the vector env is made."""
@@ -151,7 +150,7 @@ class SyncDataCollector(BaseCollector):
         where = self.policy, self.policy_device
         self.env = with_transforms(self.env, transforms, *where)
         self._check_env()
-        self._source = BatchSource(self.env, self.policy, self._config, self._make_loops)
+        self._source = BatchSource(self.env, self.policy, self._config, self._make_loop)
         self._weights = self._source.weights
         n = self.env.env_num
         self._warn_of_rounding(f"the {n} envs", f"{self.frames_per_batch // n} steps of each, ")
@@ -160,14 +159,13 @@ class SyncDataCollector(BaseCollector):
         self._evaluation = Evaluation(source, remake, self.env, None if transforms is None else add)
 
     def _check_env(self) -> None:
-        check_synchronous(self.env, self._name_in_errors, cuts=self._config.max_frames_per_traj > 0)
+        check_synchronous(self.env, "SyncDataCollector", cuts=self._config.max_frames_per_traj > 0)
         if self._config.is_seeded:
             check_send_and_recv(self.env, "a collector with episode_seeds")
             check_separate_envs(self.env)
 
-    def _make_loops(self, parts: LoopParts) -> Loops:
-        episodes = EpisodeLoop(parts)
-        return episodes if self._config.is_seeded else SyncLoop(parts), episodes, None
+    def _make_loop(self, parts: LoopParts) -> Loop:
+        return synchronous_loop(parts)
 
     def _round_up(self, frames: int) -> int:
         return -(-frames // self.env.env_num) * self.env.env_num

@@ -11,10 +11,11 @@ import numpy as np
 
 from collector.batch.rollout import FlatRollout, concatenate
 from collector.batch.step_extras import StepBatch, StepHook
-from collector.collectors.batch_request import BatchRequest
 from collector.collectors.collector_config import CollectorConfig
+from collector.collectors.loop import BatchRequest
+from collector.episodes.cutter import EpisodeCutter
 from collector.episodes.env_episodes import Episodes
-from collector.episodes.episode import Ended, EpisodeCutter
+from collector.episodes.unfinished import Ended
 
 STEPS_PER_CHECK = 64
 """Maximum number of steps of each env in a small batch."""

@@ -30,8 +30,6 @@ class Episodes:
         self, env_num: int, seeds: Iterable[tuple[int, int]] | None = None, ahead: bool = False, limit: int = 0
     ) -> None:
         self.limit = limit
-        self.obs: Any = None
-        """Latest observations, with a row per env."""
         self.infos = np.full(env_num, None)
         self.reward_shape = RewardShape()
         self._envs, self._is_ahead = np.arange(env_num), ahead
@@ -54,9 +52,6 @@ class Episodes:
         self.broken = 0
         """Number of episodes that ended because their env failed."""
         self.first_failure = ""
-        self._log: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        """Envs, ids and seeds of this batch's episodes, in the order of their starts."""
-        self._taken_before = self.taken
 
     def share(self, ids: np.ndarray, taken: np.ndarray) -> None:
         """Store ids and step counts in these arrays, which `KeyedNoise` reads."""
@@ -67,8 +62,6 @@ class Episodes:
         if self._source is not None:
             self._assign(np.flatnonzero(self.ids < 0))
         self.cuts.clear()
-        self._log = [(self._envs, self.ids.copy(), self.seeds.copy())]
-        self._taken_before = self.taken.copy()
 
     def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
         self.over[env_ids] = False
@@ -118,14 +111,6 @@ class Episodes:
             quota[over if failed is None else over[~failed]] -= 1
         return failed
 
-    def put_obs(self, ids: np.ndarray, obs: Any) -> None:
-        if self.obs is None:
-            self.obs = nest.map(self.zeros_like, obs)
-        nest.put(self.obs, ids, obs)
-
-    def zeros_like(self, rows: np.ndarray) -> np.ndarray:
-        return np.zeros((len(self._envs), *rows.shape[1:]), rows.dtype)
-
     def _advance(self, env_ids: np.ndarray) -> None:
         self.over[env_ids] = True
         self.taken[env_ids] = 0
@@ -135,7 +120,6 @@ class Episodes:
             self._playing.difference_update(self.ids[env_ids].tolist())
             self.ids[env_ids] = -1
             self._assign(env_ids)
-        self._log.append((env_ids, self.ids[env_ids], self.seeds[env_ids]))
 
     def _assign(self, env_ids: np.ndarray) -> None:
         for env_id in env_ids.tolist():
@@ -164,21 +148,6 @@ class Episodes:
         if (self.ids < 0).all():
             self.begin_batch()
         return bool((self.ids < 0).all())
-
-    def columns(self, done: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return episode ids, step counts and seeds (or None) of a batch. `done` `(N, T)` marks ends of episodes."""
-        n, steps = done.shape
-        envs, ids, seeds = (np.concatenate(column) for column in zip(*self._log, strict=True))
-        order = np.argsort(envs, kind="stable")
-        first = np.searchsorted(envs[order], self._envs)
-        at = order[first[:, None] + done.cumsum(1) - done]
-        # Time index of an episode's first step, or negative if the episode began in an earlier batch. Later steps get
-        # the minimum, which the running maximum replaces.
-        began = np.empty((n, steps), np.int64)
-        began[:, 0] = -self._taken_before
-        began[:, 1:] = np.where(done[:, :-1], np.arange(1, steps), np.iinfo(np.int64).min)
-        step_count = np.arange(steps) - np.maximum.accumulate(began, axis=1)
-        return ids[at], step_count, None if self._source is None else seeds[at]
 
     def abandon(self, env_ids: Any = slice(None)) -> None:
         """Drop the envs' episodes, and require resets. Raises `RuntimeError` for a seeded episode in progress."""

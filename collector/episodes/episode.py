@@ -1,19 +1,17 @@
-"""Whole episodes, cut from batches, and their statistics."""
+"""Whole episodes, and their statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from collector.batch.conversions import join, pick, trajectory_bounds
+from collector.batch.forms import join
 from collector.batch.rollout import FlatRollout, Rollout
-from collector.batch.step_extras import EPISODE_SEED
-from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
 from vecenv import nest
 
 EPISODE_COLUMNS = ("obs", "action", "reward", "terminated", "truncated")
@@ -164,137 +162,8 @@ class EpisodeBatch:
         return found
 
 
-def columns_of(steps: Episode | EpisodeBatch | FlatRollout) -> dict[str, Any]:
+def columns_of(steps: Episode | EpisodeBatch) -> dict[str, Any]:
     return {name: getattr(steps, name) for name in EPISODE_COLUMNS}
-
-
-class Ended(NamedTuple):
-    env_ids: np.ndarray
-    returns: np.ndarray
-    lens: np.ndarray
-
-
-class EpisodeCutter:
-    """Cutter of consecutive batches into whole episodes. Use only `cut` or only `totals`.
-
-    Steps of an unfinished episode are copied. `cut` returns the episode with the batch that ends it. An episode is
-    dropped if its env fails, if a reset abandons it, or if it began before the first batch.
-
-    With `info_keys`, episodes have these columns of `extras` as objects in `info`. Steps before the first info with a
-    key have None.
-
-    Example::
-
-        cutter = EpisodeCutter()
-        for batch in collector:
-            for episode in cutter.cut(batch):     # ordered by end, then by env
-                save(episode)
-    """
-
-    def __init__(self, info_keys: Sequence[str] = ()) -> None:
-        self._info_keys = info_keys
-        self._ids = np.zeros(0, np.int64)
-        """Id of each env's unfinished episode; -1 if its start is unknown."""
-        self._unfinished = UnfinishedEpisodes()
-        self._returns: Any = None
-
-    @property
-    def unfinished_steps(self) -> int:
-        """Steps in unfinished episodes."""
-        return self._unfinished.steps
-
-    def cut(self, batch: Rollout | FlatRollout) -> EpisodeBatch:
-        """Return copies of the episodes that end in this batch, ordered by end (of a `FlatRollout`: by env)."""
-        runs, usable = self._runs(*_step_columns(batch), batch.broken_ids)
-        ended = (runs.ends & usable).nonzero()[0]
-        last = (runs.start + runs.steps - 1)[ended]
-        if isinstance(batch, Rollout):
-            env, time = np.nonzero(nest.as_array(batch.mask))
-            order = np.argsort(time[last], kind="stable")
-            ended, last = ended[order], last[order]
-            columns = {name: nest.map(_time_first, getattr(batch, name)) for name in EPISODE_COLUMNS[1:]}
-            columns = {"obs": nest.map(_time_first, batch.all_obs), **columns}
-            last_obs, stride = _last_obs(batch, env[last], time[last]), len(batch.env_ids)
-            first = time[runs.start] * stride + env[runs.start]
-        else:
-            tails = np.searchsorted(nest.as_array(batch.tail_rows), last)
-            columns, last_obs = columns_of(batch), nest.take(nest.map(nest.as_array, batch.tail_obs), tails)
-            stride, first = 1, runs.start
-        columns["info"] = {key: self._objects(batch, key) for key in self._info_keys}
-        if (seeds := batch.extras.get(EPISODE_SEED)) is not None:
-            at = runs.start if isinstance(batch, FlatRollout) else (env[runs.start], time[runs.start])
-            number, seed = (nest.as_array(column)[at] for column in (batch.traj_ids, seeds))
-            runs = runs._replace(number=number, seed=seed)
-        which = np.append(ended, np.flatnonzero(usable & ~runs.ends))
-        return EpisodeBatch(
-            **self._unfinished.join(columns, runs._replace(start=first).take(which), last_obs, self._ids >= 0, stride)
-        )
-
-    def _objects(self, batch: Rollout | FlatRollout, key: str) -> np.ndarray:
-        if key not in batch.extras:
-            return np.full(nest.as_array(batch.mask).size, None)
-        rows = nest.as_array(batch.extras[key])
-        return nest.object_array(list(_time_first(rows) if isinstance(batch, Rollout) else rows))
-
-    def totals(self, batch: Rollout | FlatRollout) -> Ended:
-        """Return the returns and lengths of episodes that end in this batch, ordered by env."""
-        steps = _step_columns(batch)
-        reward = nest.as_array(batch.reward)[nest.as_array(batch.mask)]
-        runs, usable = self._runs(*steps, batch.broken_ids)
-        if self._returns is None or self._returns.shape != (len(self._ids), *reward.shape[1:]):
-            known, self._returns = self._returns, np.zeros((len(self._ids), *reward.shape[1:]))
-            if known is not None and known.ndim == reward.ndim:  # else only failed steps, whose rewards are scalar 0
-                self._returns[: len(known)] = known
-        if not len(reward):
-            return Ended(runs.env, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))
-        follows = usable & (runs.before > 0)
-        with np.errstate(over="ignore", invalid="ignore"):
-            returns = np.add.reduceat(reward.astype(np.float64, copy=False), runs.start)
-            returns[follows] += self._returns[runs.env[follows]]
-        self._returns[runs.env[~runs.ends]] = returns[~runs.ends]
-        whole = runs.ends & usable
-        return Ended(runs.env[whole], returns[whole], (runs.before + runs.steps)[whole])
-
-    def _runs(
-        self, env_ids: Any, traj_ids: Any, step_count: Any, done: Any, broken_ids: np.ndarray
-    ) -> tuple[Runs, np.ndarray]:
-        """Return the `Runs` of a batch, and a mask of runs whose episode has a known start and did not fail."""
-        envs, ids, counts, done = map(nest.as_array, (env_ids, traj_ids, step_count, done))
-        if len(new := np.arange(len(self._ids), envs.max(initial=-1) + 1)):
-            self._ids = np.append(self._ids, np.full(len(new), -1))
-        if len(broken_ids):
-            self._ids[np.isin(self._ids, broken_ids)] = -1
-        start, stop = trajectory_bounds(envs, ids, counts)
-        env, run_ids, before, ends = envs[start], ids[start], counts[start], done[stop - 1]
-        usable = (before == 0) | (self._ids[env] == run_ids)
-        if len(broken_ids):
-            usable &= ~np.isin(run_ids, broken_ids)
-        self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # if an env has several runs, the last run counts
-        unknown = np.full(len(env), -1)
-        return Runs(env, start, stop - start, before, ends, unknown, unknown), usable
-
-
-def _step_columns(batch: Rollout | FlatRollout) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    mask = nest.as_array(batch.mask)
-    ids, step_count, done = (nest.as_array(each)[mask] for each in (batch.traj_ids, batch.step_count, batch.done))
-    env_ids = nest.as_array(batch.env_ids)
-    return env_ids if isinstance(batch, FlatRollout) else env_ids[np.nonzero(mask)[0]], ids, step_count, done
-
-
-def _time_first(rows: Any) -> np.ndarray:
-    """Return `(N, T, ...)` as `(T * N, ...)`: a view for a collector's arrays."""
-    array = nest.as_array(rows).swapaxes(0, 1)
-    return array.reshape(-1, *array.shape[2:])
-
-
-def _last_obs(batch: Rollout, env: np.ndarray, time: np.ndarray) -> Any:
-    all_obs, final_obs = (nest.map(nest.as_array, tree) for tree in (batch.all_obs, batch.final_obs))
-    finals = np.full(nest.as_array(batch.mask).shape, -1)
-    finals[nest.as_array(batch.final_env), nest.as_array(batch.final_time)] = np.arange(len(batch.final_env))
-    found, final = pick(all_obs, env, time + 1), finals[env, time]
-    known = np.flatnonzero(final >= 0)  # for the others, `all_obs` has the last observation
-    nest.put(found, known, nest.take(final_obs, final[known]))
-    return found
 
 
 @dataclass(frozen=True)

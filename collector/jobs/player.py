@@ -25,7 +25,8 @@ import numpy as np
 from collector.basics.interruptor import Stopping
 from collector.batch.rollout import RewardError
 from collector.collectors.sync_collector import SyncDataCollector
-from collector.episodes.episode import EpisodeBatch, EpisodeCutter
+from collector.episodes.cutter import EpisodeCutter
+from collector.episodes.episode import EpisodeBatch
 from collector.jobs.builders import (
     find_env_difference,
     make_job_policy,

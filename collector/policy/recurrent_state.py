@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.conversions import copy_of
+from collector.batch.forms import copy_of
 from vecenv import nest
 
 

@@ -180,7 +180,7 @@ class RecordedVectorEnv(VectorWrapper):
             begun = ended if same_step else self._to_reset  # envs whose rows have the first observation of an episode
             self._native.check_autoreset(begun, infos)
             if ended.size:
-                recorder.end(ended, self._final_obs(infos, ended) if same_step else nest.take(rows, ended))
+                recorder.end(ended, ended, self._final_obs(infos, ended) if same_step else nest.take(rows, ended))
             if begun.size:
                 recorder.begin(begun, None)
             if self._mode is AutoresetMode.NEXT_STEP:
@@ -354,7 +354,7 @@ class RecordedEngine(RowWiseWrapper):
             last, envs_begun = nest.take(obs, ended), envs[begun]
             for row in begun:
                 nest.put(last, row, infos[row]["final_obs"])
-        recorder.end(envs, last)
+        recorder.end(ended, envs, last)
         if begun:
             recorder.begin(envs_begun, None, self._seeds[envs_begun])
 

@@ -6,15 +6,18 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from collector.basics.interruptor import sigint_deferred
-from collector.batch.conversions import join
-from collector.batch.rollout_buffer import RolloutBuffer
-from collector.episodes.episode import EPISODE_COLUMNS, EpisodeBatch
-from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
+from collector.batch.forms import NO_IDS
+from collector.batch.step_extras import EPISODE_SEED
+from collector.batch.step_log import StepLog
+from collector.episodes.cutter import EpisodeCutter
+from collector.episodes.env_episodes import Episodes
+from collector.episodes.episode import EpisodeBatch
 from collector.store.safe_folder import DatasetError
 from collector.store.texts import TEXT, is_texts
 from collector.store.writer import StoreWriter
@@ -88,11 +91,15 @@ def _row_bytes(leaf: Any) -> int:
     return _TEXT_BYTES if leaf.dtype == TEXT else np.zeros(leaf.shape, leaf.dtype).nbytes
 
 
+UNKNOWN = np.iinfo(np.int64).min // 2
+"""Number of earlier steps if no `begin` has recorded the start of the episode."""
+
+
 class EpisodeRecorder:
     """Recorder of the episodes of `n` envs, until `finish`.
 
-    A buffer holds the steps since the last `cut`: row k has the k-th step of each env. `cut` passes finished episodes
-    to the writer, and keeps up to `memory` bytes of unfinished episodes.
+    A log holds the steps since the last `cut`. `cut` passes finished episodes to the writer, and keeps up to `memory`
+    bytes of unfinished episodes.
     """
 
     def __init__(
@@ -111,20 +118,16 @@ class EpisodeRecorder:
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
         """Last action sent to each env, in the stored dtypes."""
         row = 10 + sum(map(_row_bytes, nest.leaves((layout.obs, layout.action)))) + _TEXT_BYTES * len(info_keys)
-        self._buffer = RolloutBuffer(n, max(2, min(ROUNDS, _BYTES // (n * row))))
+        self._frames = n * max(2, min(ROUNDS, _BYTES // (n * row)))
         self._finished, self._pid = False, os.getpid()
-        self._unfinished = UnfinishedEpisodes()
-        self._all = np.arange(n)
-        self._count = np.zeros(n, np.int64)
-        self._is_recorded = np.zeros(n, np.bool_)
-        """bool `(n,)`: True if the env's current episode is recorded."""
-        self._begun = np.full((3, n), -1)
-        self._first, self._before, self._seeds = self._begun
-        """Each int64 `(n,)`: row in which the env's episode began, its steps before the last `cut`, its seed or -1."""
-        self._all_stepped = True
-        """True if each step since the last `cut` included all envs."""
-        self._ended: list[tuple[np.ndarray, np.ndarray, np.ndarray, Any]] = []
-        """Per call of `end`: envs, columns of `_begun`, `_count` and last observations."""
+        self._episodes = Episodes(n)
+        self._log, self._cutter = StepLog(self._episodes, has_seeds=True), EpisodeCutter(info_keys)
+        self._log.begin(self._frames, reuse=True)
+        self._episodes.taken[:] = UNKNOWN
+        self._abandoned: list[np.ndarray] = []
+        """Ids of episodes that were abandoned since the last `cut`."""
+        self._ended: list[np.ndarray] = []
+        """Ids of episodes that ended since the last `cut`, in the order of their ends."""
         self._due = float("inf")
         """`time.monotonic()` at which the next commit is due."""
 
@@ -150,14 +153,20 @@ class EpisodeRecorder:
         `obs`: first observations, or None if the last `step` has recorded them. `seeds`: -1 without a seed.
         """
         self._check_open()
-        envs = self._all if ids is None else ids
+        envs, episodes = self._log.all_ids if ids is None else ids, self._episodes
         if obs is not None:
-            self._buffer.write("obs", self._count[envs] * self.n + envs, fit_rows(obs, self.layout.obs))
-        self._first[envs], self._before[envs], self._seeds[envs] = self._count[envs], 0, seeds
-        self._is_recorded[envs] = True
+            self._log.observe(envs, fit_rows(obs, self.layout.obs))
+        self.discard(envs)
+        episodes.taken[envs], episodes.seeds[envs] = 0, seeds
 
     def discard(self, ids: Any = slice(None)) -> None:
-        self._is_recorded[ids] = False
+        """Abandon the unfinished episodes of these envs. Their steps are not stored until the next `begin`."""
+        self._abandoned.append(self._episodes.ids[ids].copy())
+        self._end(ids)
+
+    def _end(self, ids: Any) -> None:
+        self._episodes.ids[ids] += self.n
+        self._episodes.taken[ids] = UNKNOWN
 
     def step(
         self,
@@ -174,51 +183,32 @@ class EpisodeRecorder:
         `info`: result of `info_objects` for `info_keys`.
         """
         self._check_open()
-        n, buffer, obs = self.n, self._buffer, fit_rows(obs, self.layout.obs)
-        if (
-            time.monotonic() >= self._due
-            or (self._count[0] if self._all_stepped else self._count.max()) == buffer.steps
-        ):
+        log, obs, envs = self._log, fit_rows(obs, self.layout.obs), self._log.all_ids if ids is None else ids
+        if time.monotonic() >= self._due or log.is_full:
             self.cut()
             self._check_memory()
-        self._all_stepped &= ids is None
-        envs = self._all if ids is None else ids
-        if self._all_stepped:
-            first = int(self._count[0]) * n
-            at: Any = slice(first, first + n)
-            after: Any = slice(first + n, first + 2 * n)
-        else:
-            at = self._count[envs] * n + envs
-            after = at + n
+        log.act(envs, {"action": action, "info": info} if info else {"action": action})
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
-        buffer.write("action", at, action)
-        if info:
-            buffer.write("info", at, info)
-        buffer.write_step(at, after, obs, np.asarray(reward, np.float64), *flags)
-        if ids is None:
-            self._count += 1
-        else:
-            self._count[ids] += 1
+        log.receive(envs, obs, np.asarray(reward, np.float64), *flags)
+        self._episodes.taken[envs] += 1
         ended: np.ndarray = (flags[0] | flags[1]).nonzero()[0]
         return ended
 
     def _check_memory(self) -> None:
-        if (kept := self._unfinished.nbytes) > self._memory:
-            steps = np.where(self._is_recorded, self._before, 0)
-            env = int(steps.argmax())
+        if (kept := self._cutter.unfinished_nbytes) > self._memory:
+            env = int(self._episodes.taken.argmax())
             raise DatasetError(
-                f"the unfinished episode of env {env} has {steps[env]} steps and no end, and all unfinished "
-                f"episodes have {kept:,} bytes; RecordEpisodes stores whole episodes, and keeps {self._memory:,} bytes "
-                "until they end: limit their steps (gymnasium.wrappers.TimeLimit), or pass a larger memory="
+                f"the unfinished episode of env {env} has {self._episodes.taken[env]} steps and no end, and all "
+                f"unfinished episodes have {kept:,} bytes; RecordEpisodes stores whole episodes, and keeps "
+                f"{self._memory:,} bytes until they end: limit their steps (gymnasium.wrappers.TimeLimit), or pass a "
+                "larger memory="
             )
 
-    def end(self, envs: np.ndarray, last_obs: Any) -> None:
-        """End the episodes of these envs. `last_obs` is not copied, so it must not change later."""
-        rows, known = fit_rows(last_obs, self.layout.obs), self._is_recorded[envs]
-        if np.count_nonzero(known) < len(envs):
-            envs, rows = envs[known], nest.take(rows, known)
-        self._ended.append((envs, self._begun.take(envs, 1), self._count[envs], rows))
-        self._is_recorded[envs] = False
+    def end(self, ended: np.ndarray, envs: np.ndarray, last_obs: Any) -> None:
+        """End the episodes in the rows `ended` of the last step. `last_obs` is not copied, so it must not change."""
+        self._log.end(ended, fit_rows(last_obs, self.layout.obs), None)
+        self._ended.append(self._episodes.ids[envs])
+        self._end(envs)
         self._due = min(self._due, time.monotonic() + self._shard_seconds)
 
     def cut(self) -> None:
@@ -227,7 +217,7 @@ class EpisodeRecorder:
         Raises `DatasetError` if the disk is full, or, after storing the other episodes, if a return is not finite.
         """
         with sigint_deferred():  # Ctrl-C would leave rows and counts inconsistent
-            whole = self._extract_finished() if self._count.any() else ()
+            whole = () if self._log.is_empty else self._extract_finished()
             try:
                 if len(whole):
                     self._writer.add(whole)
@@ -242,23 +232,13 @@ class EpisodeRecorder:
                     self._writer.commit()
 
     def _extract_finished(self) -> EpisodeBatch:
-        playing = self._is_recorded
-        going = np.flatnonzero(playing & (self._first < self._count))
-        episodes = [*self._ended, (going, self._begun[:, going], self._count[going], None)]
-        envs, begun, count, _ = zip(*episodes, strict=True)
-        env, (first, before, seed) = np.concatenate(envs), np.concatenate(begun, axis=1)
-        unknown, ends = np.full(len(env), -1), np.arange(len(env)) < len(env) - len(going)
-        runs = Runs(env, first * self.n + env, np.concatenate(count) - first, before, ends, unknown, seed)
-        names = EPISODE_COLUMNS + (("info",) if self.info_keys else ())
-        columns = {name: self._buffer.read(name, slice(None)) for name in names}
-        last = join([nest.take(columns["obs"], slice(0, 0)), *(obs for *_, obs in self._ended)])
-        whole = EpisodeBatch(**self._unfinished.join(columns, runs, last, playing, self.n))
-        latest = self._buffer.read("obs", self._count * self.n + self._all)
-        self._buffer.rewind()
-        self._buffer.write("obs", slice(0, self.n), latest)
-        self._before[playing] += (self._count - self._first)[playing]
-        self._first[:], self._count[:], self._all_stepped, self._ended = 0, 0, True, []
-        return whole
+        batch = self._log.batch()
+        extras = {EPISODE_SEED: batch.extras[EPISODE_SEED], **batch.extras.get("info", {})}
+        abandoned, ended = (np.concatenate([NO_IDS, *ids]) for ids in (self._abandoned, self._ended))
+        self._abandoned, self._ended = [], []
+        whole = self._cutter.cut(replace(batch, extras=extras, broken_ids=abandoned), ended)
+        self._log.begin(self._frames, reuse=True)
+        return replace(whole, episode=np.full(len(whole), -1))
 
     def finish(self, complete: bool) -> None:
         """Commit, mark the data set as complete if `complete`, and unlock the folder.

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.conversions import join
+from collector.batch.forms import join
 from collector.episodes.episode import STEP_COLUMNS, Episode, EpisodeBatch
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import STORED_DTYPES, TEXT_DTYPE, LayoutLine

@@ -98,8 +98,8 @@ def test_copies_of_an_observation(
 
 
 def test_copies_of_an_observation_in_an_asynchronous_collector() -> None:
-    """The result, the policy's input, `obs` and `next_obs` of the step and of all steps, and the sorted batch."""
-    assert copies(ShmemVectorEnv, None, rollout, AsyncDataCollector) == 7
+    """The result, the log, the policy's input, and the sorted batch."""
+    assert copies(ShmemVectorEnv, None, rollout, AsyncDataCollector) == 4
 
 
 @needs_accelerator

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from collector import AsyncDataCollector, MultiStep, SyncDataCollector
 from collector.batch.step_extras import StepBatch
-from collector.episodes.episode import EpisodeCutter
+from collector.episodes.cutter import EpisodeCutter
 from collector.policy.policy_call import exploration_type
 from tests.support.backends import FULL
 from tests.support.collector_envs import backends, batch_of, countdowns, kinds, zeros

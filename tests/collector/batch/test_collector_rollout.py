@@ -222,8 +222,8 @@ class TestTensors:
         batch = replace(batch, **arrays)
         for form in (*FORMS.values(), MultiStep(2, 0.9), lambda batch: batch.split_trajectories(100)):
             one, two = form(batch), form(batch.to("cpu"))
-            for name in ("obs", "action", "next"):
-                for left, right in zip(nest.leaves(getattr(one, name)), nest.leaves(getattr(two, name)), strict=True):
+            for read in (lambda batch: batch.obs, lambda batch: batch.action, lambda batch: batch.next.obs):
+                for left, right in zip(nest.leaves(read(one)), nest.leaves(read(two)), strict=True):
                     assert right.numpy().dtype == left.dtype
                     np.testing.assert_array_equal(left, right)
             pytest.importorskip("tensordict")

@@ -1,4 +1,4 @@
-"""A job copies an observation three times: into the rollout buffer, out of the buffer, and into the file."""
+"""A job copies an observation three times: into the log, out of the log, and into the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from collector import Dataset, Job, run_job
-from collector.batch.rollout_buffer import RolloutBuffer
+from collector.batch.step_log import StepLog
 from tests.support.job_envs import HERE, stop_at, stopped
 from tests.support.memory import Memory
 
@@ -25,14 +25,14 @@ def test_three_copies_of_an_observation(
     env: str, policy: str, episodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = 0
-    finish: Callable[..., Any] = RolloutBuffer.finish
+    batch: Callable[..., Any] = StepLog.batch
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal batches
         batches += 1
-        return finish(*args)
+        return batch(*args, **kwargs)
 
-    monkeypatch.setattr(RolloutBuffer, "finish", counted)
+    monkeypatch.setattr(StepLog, "batch", counted)
     shape, dtype = ((4,), np.float32) if env == "CartPole-v1" else ((84, 84, 4), np.uint8)
     wanted = Job(env=env, episodes=10_000, num_envs=ENVS, num_workers=1, backend="shmem", policy=policy, device="cpu")
     with Memory(shape, dtype).watched() as memory:
@@ -41,6 +41,6 @@ def test_three_copies_of_an_observation(
         )  # as long as each env has a next episode
     blocks = memory.count()
     inside = [row.tobytes() for episode in Dataset(tmp_path / "a") for row in episode.obs[:-1]]
-    assert min(blocks[row] for row in inside) == 2, "the buffer, and the memory of the episode"
+    assert min(blocks[row] for row in inside) == 2, "the log, and the memory of the episode"
     # The last observations of a batch are also the first of the next batch.
     assert sum(blocks[row] > 2 for row in inside) <= ENVS * batches

@@ -1,4 +1,4 @@
-"""Convert batches between three forms: `(env, time, ...)`, flat (a row per step), and a row per trajectory.
+"""Forms of a batch: `(env, time, ...)`, flat (a row per step), and a row per trajectory.
 
 The functions return dicts instead of batches, because `rollout.py` imports this module.
 """
@@ -6,12 +6,15 @@ The functions return dicts instead of batches, because `rollout.py` imports this
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vecenv import nest
 from vecenv.nest import cast_exactly
+
+if TYPE_CHECKING:
+    from collector.batch.step_log import StepLog
 
 
 def copy_of(rows: Any) -> Any:
@@ -35,6 +38,20 @@ def join(trees: Sequence[Any]) -> Any:
     return nest.merge(np.concatenate, trees)
 
 
+def zeros(like: Any, count: int) -> Any:
+    """Return `count` rows of zeros (of objects: `None`) like the rows `like`, an array or tensor."""
+    shape = (count, *like.shape[1:])
+    return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
+
+
+def resized(rows: Any, count: int) -> Any:
+    """Return a copy of `rows` with zeros at its end, `count` rows in total."""
+    longer = zeros(rows, count)
+    longer[: len(rows)] = rows
+    return longer
+
+
+NO_IDS = np.zeros(0, np.int64)
 FIELDS = ["obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version", "extras"]
 PADDING = {"terminated": False, "truncated": False, "traj_ids": -1}
 
@@ -150,3 +167,89 @@ def _with_last(obs: Any, after: Any, lengths: np.ndarray, pad_value: float) -> A
     leaf = next(nest.leaves(longer))
     nest.put(longer, (convert_like(np.arange(len(lengths)), leaf), convert_like(lengths, leaf)), after)
     return longer
+
+
+def rollout_columns(log: StepLog) -> dict[str, Any]:
+    """Return the fields of a `Rollout`, as views of the log's memory."""
+    n, counts = log.env_num, log.counts
+    steps = int(counts.max())
+    columns = {name: _by_env(tree, n, steps) for name, tree in log.columns.items() if name != "obs"}
+    all_obs = _by_env(log.columns["obs"], n, steps + 1)
+    known = {name: columns.pop(name) for name in ("action", "reward", "terminated", "truncated", "step_count")}
+    traj_ids = columns.pop("traj_ids")
+    recorded = np.arange(steps) < counts[:, None]
+    if counts.min() < steps:
+        _fill(all_obs, np.arange(steps + 1) > counts[:, None], 0)
+        _fill((known, columns), ~recorded, 0)
+        traj_ids[~recorded] = -1
+    finals, mask, broken_ids, broken = log.finals, recorded, NO_IDS, np.zeros(recorded.shape, np.bool_)
+    if log.failed:
+        rows = np.concatenate(log.failed)
+        failed = np.zeros(recorded.shape, np.bool_)
+        failed[rows % n, rows // n] = True
+        mask, broken_ids = recorded & ~failed, np.unique(traj_ids[failed])
+        broken = np.isin(traj_ids, broken_ids) & recorded
+        # The step before a failure ends the episode.
+        env, time = (failed[:, 1:] & mask[:, :-1] & (traj_ids[:, 1:] == traj_ids[:, :-1])).nonzero()
+        known["truncated"][env, time] = True
+        finals = [*finals, (time * n + env, pick(all_obs, env, time + 1))]
+    ended, final_obs = _join_finals(finals, all_obs)
+    return {
+        **known,
+        "all_obs": all_obs,
+        "traj_ids": traj_ids,
+        "policy_version": np.full((n, steps), log.version),
+        "env_ids": np.arange(n),
+        "final_obs": final_obs,
+        "final_env": ended % n,
+        "final_time": ended // n,
+        "mask": mask,
+        "broken": broken,
+        "broken_ids": broken_ids,
+        "extras": columns,
+    }
+
+
+def _by_env(tree: Any, n: int, steps: int) -> Any:
+    """Return a column of a log as `(N, steps, ...)`."""
+    if not isinstance(tree, np.ndarray) and isinstance(tree, (dict, tuple)):
+        return nest.map(lambda rows: _by_env(rows, n, steps), tree)
+    return tree.reshape(len(tree) // n, n, *tree.shape[1:])[:steps].swapaxes(0, 1)
+
+
+def _fill(tree: Any, where: np.ndarray, value: int) -> None:
+    for rows in nest.leaves(tree):
+        rows[convert_like(where, rows)] = value
+
+
+def _join_finals(finals: Sequence[tuple[np.ndarray, Any]], all_obs: Any) -> tuple[np.ndarray, Any]:
+    """Return the rows of all `finals` in ascending order, and their observations."""
+    ended = np.concatenate([NO_IDS, *(rows for rows, _ in finals)])
+    obs, start = nest.map(lambda rows: zeros(rows[0], len(ended)), all_obs), 0
+    for rows, last in finals:
+        nest.put(obs, slice(start, start + len(rows)), last)
+        start += len(rows)
+    order = np.argsort(ended)
+    return ended[order], pick(obs, order) if start else obs
+
+
+def arrived_columns(columns: dict[str, Any], rows: np.ndarray, failed: np.ndarray) -> dict[str, Any]:
+    """Return the fields of a `FlatRollout` with the steps `rows`, ordered by env. `failed` marks steps to leave out.
+
+    columns: columns of an `ArrivalLog`, without extras that the batch does not have.
+    """
+    order = np.argsort(columns["env_ids"][rows], kind="stable")
+    rows, failed = rows[order], failed[order]
+    ids, bad = columns["traj_ids"][rows], failed.nonzero()[0]
+    before = bad[bad > 0] - 1
+    columns["truncated"][rows[before[ids[before] == ids[before + 1]]]] = True
+    rows = rows[~failed]
+    found = {name: nest.take(tree, rows) for name, tree in columns.items()}  # one copy, as observations may be large
+    tails = tail_rows(found)
+    return {
+        **{name: found.pop(name) for name in ("obs", "env_ids", *FIELDS[1:-1])},
+        "tail_rows": tails,
+        "tail_obs": nest.take(columns["obs"], found.pop("next_row")[tails]),
+        "broken_ids": np.unique(ids[bad]),
+        "extras": found,
+    }

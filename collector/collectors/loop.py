@@ -1,0 +1,152 @@
+"""`Loop`: collects the batches of all collectors of this process."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collector.batch.step_extras import StepBatch, StepExtras
+from collector.batch.step_log import StepLog
+from collector.collectors.schedule import LoopParts, Together
+from collector.policy.collector_policy import CollectorPolicy
+from vecenv import nest
+
+
+class BatchRequest(NamedTuple):
+    frames: int
+    """Maximum number of steps, summed over envs."""
+    random: bool
+    quota: np.ndarray | None = None
+    """int64 `(N,)`: number of episodes that each env still has to end, counted down in place. `None`: no limit."""
+    on_step: StepExtras | None = None
+    reuse: bool = False
+    """Reuse the memory of the previous batch."""
+    policy: CollectorPolicy = None  # type: ignore[assignment]  # `BatchSource` sets it
+    """The collector's policy, or random actions."""
+    version: int = -1
+    """Version of the weights, or -1 for random actions."""
+
+
+class Loop:
+    """Loop of policy and envs. The schedule says which envs act, and the log holds their steps."""
+
+    def __init__(self, parts: LoopParts, log: StepLog, schedule: Together) -> None:
+        self._env, self._policy, self._episodes, self._clock, self._stops = parts
+        self.log, self.schedule = log, schedule
+
+    def collect(self, request: BatchRequest) -> Any:
+        """Step envs until a batch is complete. Return the batch, in numpy arrays."""
+        log, episodes, schedule, clock, policy = self.log, self._episodes, self.schedule, self._clock, request.policy
+        is_seeded = episodes.is_seeded  # the policy then gets rows of all envs
+        log.begin(request.frames, request.version, request.reuse, request.on_step.layout if request.on_step else ())
+        episodes.begin_batch()
+        seen: Any = None  # observations of all envs as the vector env returned them; `None`: read them from the log
+        for ids, begins, resets, autoreset in schedule.rounds(log, request.quota, views=not policy.keeps_inputs):
+            if begins is not None:
+                seen = self._reset(begins)
+            action, acting = None, ids if resets is None or is_seeded else ids[~resets]
+            if len(acting):
+                if seen is None or (len(acting) < log.env_num and not is_seeded):
+                    seen = log.obs(None if is_seeded else acting, copy=policy.keeps_inputs)
+                outputs = policy.actions(seen, acting, episodes.infos)
+                log.act(acting, outputs)
+                action = outputs["action"]
+            seen, received = None, schedule.exchange(ids, action, resets, autoreset)
+            clock.lap("env")
+            if received is not None:
+                seen = self._receive(request, *received)
+                clock.lap("storage")
+            if self._stops() and not log.is_empty:
+                break
+        return log.batch(all_steps=request.quota is not None)
+
+    def finish_steps(self, request: BatchRequest, discard: bool) -> None:
+        """Wait for envs that are stepping. `discard`: also drop steps that are not in a batch yet."""
+        while (received := self.schedule.receive()) is not None:
+            self._receive(request, *received)
+        if discard:
+            self.discard_steps()
+
+    def discard_steps(self) -> None:
+        """Wait for envs that are stepping, ignore their errors, and drop steps that are not in a batch yet."""
+        self.schedule.discard()
+        self.log.clear()
+
+    def _reset(self, ids: np.ndarray) -> Any:
+        seeds = {"seed": self._episodes.seeds[ids].tolist()} if self._episodes.is_seeded else {}
+        obs, infos = self._env.reset(None if len(ids) == self.log.env_num else ids, **seeds)
+        self._clock.lap("env")
+        self.observe(ids, obs)
+        self._begin(ids, infos)
+        return obs if len(ids) == self.log.env_num else None
+
+    def observe(self, ids: np.ndarray, obs: Any) -> None:
+        """Store the first observations of episodes."""
+        self.log.observe(ids, self._placed(obs))
+
+    def _placed(self, obs: Any) -> Any:
+        """Bring a round's observations to the device on which the log keeps them and the policy sees them."""
+        return obs
+
+    def _begin(self, ids: np.ndarray, infos: np.ndarray) -> None:
+        self._episodes.begin(ids, infos)
+        self._policy.begin(ids)
+
+    def _receive(self, request: BatchRequest, ids: np.ndarray, step: Any, resets: Any, autoreset: bool) -> Any:
+        """Log the results of a round. autoreset: workers have reset the envs whose episodes ended.
+
+        Return the observations if the policy can take them as they are.
+        """
+        log, episodes, (obs, reward, terminated, truncated, info) = self.log, self._episodes, step
+        reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
+        log.receive(ids, self._placed(obs), reward, terminated, truncated, resets)
+        ended = (by_env | truncated).nonzero()[0]
+        last_obs, begun = _last_obs(obs, ended, by_env, info, autoreset) if len(ended) else (None, [])
+        if request.on_step is not None and (resets is None or not resets.all()):
+            infos = info.copy()
+            for row in begun:  # `info` is the info of the reset
+                infos[row] = {**info[row]["final_info"], "env_id": int(ids[row])}
+            shown = StepBatch(ids, (), log.received("action"), reward, terminated, truncated, (), infos)
+            self._call_hook(request.on_step, shown, obs, resets, ended, last_obs)
+        if episodes.cuts:
+            truncated = truncated | (episodes.take_cuts(ids) & ~by_env & (True if resets is None else ~resets))
+            log.truncate(truncated)
+            ended = (by_env | truncated).nonzero()[0]
+            last_obs, begun = _last_obs(obs, ended, by_env, info, autoreset)
+        episodes.infos[ids] = info
+        if resets is not None:
+            self._begin(ids[resets], info[resets])
+        if len(ended):
+            log.end(ended, self._placed(last_obs), episodes.end(ids, ended, info, request.quota))
+            if begun:
+                self._begin(ids[begun], info[begun])
+        return None if self.schedule.shares_memory or resets is not None or len(ids) < log.env_num else obs
+
+    def _call_hook(
+        self, on_step: StepExtras, shown: StepBatch, obs: Any, resets: Any, ended: np.ndarray, last_obs: Any
+    ) -> None:
+        if on_step.needs_obs:
+            next_obs = nest.map(np.copy, obs) if len(ended) else obs
+            if len(ended):
+                nest.put(next_obs, ended, last_obs)
+            shown = shown._replace(obs=nest.map(nest.as_array, self.log.received("obs")), next_obs=next_obs)
+        stepped = None if resets is None else ~resets
+        if stepped is not None:
+            shown = StepBatch._make(nest.take(tuple(shown), stepped))
+        self.log.add_extras(on_step(shown, self._clock), stepped)
+
+
+def synchronous_loop(parts: LoopParts) -> Loop:
+    """Return a loop that waits for all envs of a round."""
+    return Loop(parts, StepLog(parts.episodes, has_seeds=parts.episodes.is_seeded), Together(parts))
+
+
+def _last_obs(obs: Any, ended: np.ndarray, by_env: np.ndarray, info: Any, autoreset: bool) -> tuple[Any, list[int]]:
+    """Return the last observations of the episodes in rows `ended`, and the rows that workers have reset."""
+    last_obs, begun = nest.take(obs, ended), list[int]()
+    for j, row in enumerate(ended.tolist()) if autoreset else ():
+        if by_env[row] and "final_obs" in info[row]:  # if not `by_env`, `final_obs` is the env's own entry
+            nest.put(last_obs, j, info[row]["final_obs"])
+            begun.append(row)
+    return last_obs, begun
