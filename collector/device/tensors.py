@@ -140,7 +140,8 @@ class Transfer:
         self.is_staged = self._module is not None
         self._pinned: dict[int | str, torch.Tensor] = {}
         """Pinned buffers, by an input's index or an output's name."""
-        self._in_flight = False
+        self._in_flight: set[int | str] = set()
+        """Keys of pinned buffers that a queued copy may still use."""
         self._event: Any = None
         self._stream: Any = None
 
@@ -148,21 +149,18 @@ class Transfer:
         """Return arrays as tensors, without waiting for these copies."""
         if not self.is_staged:
             return to_device(tree, self.device)
-        self.wait_for_copies()  # earlier copies from these buffers may be in flight
-        numbers = count()
+        numbers, sent = count(), set[int | str]()
         try:
-            return nest.map(lambda leaf: self._send(leaf, next(numbers)), tree)
+            return nest.map(lambda leaf: self._send(leaf, next(numbers), sent), tree)
         finally:
-            self.record()
-            self._in_flight = True
+            self._record_copies(sent)
 
     def to_numpy(self, outputs: dict[str, Any]) -> dict[str, np.ndarray]:
         """Return tensors as arrays, after one wait for all copies."""
         if not self.is_staged:
             return {name: nest.as_array(value) for name, value in outputs.items()}
         arrays = {name: self._fetch(name, value) for name, value in outputs.items()}
-        self.record()
-        self._in_flight = True
+        self._record_copies({*arrays})
         self.wait_for_copies()
         return arrays
 
@@ -179,11 +177,19 @@ class Transfer:
     def wait_for_copies(self) -> None:
         if self._in_flight:
             self.wait()
-            self._in_flight = False
+            self._in_flight.clear()
 
-    def _send(self, array: Any, number: int) -> torch.Tensor:
+    def _record_copies(self, keys: set[int | str]) -> None:
+        if keys:
+            self.record()
+            self._in_flight |= keys
+
+    def _send(self, array: Any, number: int, sent: set[int | str]) -> torch.Tensor:
         if isinstance(array, torch.Tensor):
             return array.to(self.device)
+        if number in self._in_flight:
+            self.wait_for_copies()
+        sent.add(number)
         source = self._buffer(number, array.shape, fit_dtype(as_tensor(array[:0]), self.device).dtype)
         np.copyto(source.numpy(), array)
         return self.upload(source)
