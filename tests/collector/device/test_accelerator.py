@@ -35,7 +35,7 @@ from collector.device.torch_vector_env import TransformedOnDevice
 from collector.jobs.replay import replay_episodes
 from tests.support.backends import FULL
 from tests.support.collector_envs import cartpoles, countdowns
-from tests.support.countdown import MOVE, Countdown, DictObs, Drives
+from tests.support.countdown import MOVE, BreaksOnce, Countdown, DictObs, Drives
 from tests.support.devices import ON_SIM, SIM, needs_sim
 from tests.support.job_envs import job
 from tests.support.transform_envs import IMAGE, VECTOR, Samples
@@ -55,7 +55,8 @@ def copied(tree: Any) -> Any:
 
 def columns(batch: Any) -> dict[str, Any]:
     """Return all columns of a batch on the host."""
-    return host({each.name: getattr(batch, each.name) for each in fields(batch)} | {"next": tuple(batch.next)})
+    after = {name: getattr(batch.next, name) for name in ("obs", "reward", "terminated", "truncated", "step_count")}
+    return host({each.name: getattr(batch, each.name) for each in fields(batch)} | {"next": after})
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -108,6 +109,7 @@ def course(collector: Any) -> Any:
 
 def sampling(kind: str, device: str, **options: Any) -> Any:
     venv = ShmemVectorEnv(cartpoles(3), copy=False, num_workers=1)
+    options |= {"storing_device": device} if "storing_device" in options else {}
     return course(KINDS[kind](venv, Net(categorical), policy_device=device, frames_per_batch=24, **options))
 
 
@@ -164,10 +166,11 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def keyed(family: str, device: str) -> Any:
+def keyed(family: str, device: str, is_stored: bool = False) -> Any:
     action_space, make = FAMILIES[family]
     venv = DummyVectorEnv([partial(Samples, VECTOR, length, action_space) for length in (3, 4, 6)])
     options = {"episode_seeds": EpisodeSeeds(5, numbers=range(9)), "frames_per_batch": 15, "policy_device": device}
+    options |= {"storing_device": device} if is_stored else {}
     with SyncDataCollector(venv, Net(make, 5, 3), **options) as collector:
         batches = tuple(columns(batch) for batch in collector)
         assert collector.everything_keyed, collector.not_keyed_because
@@ -265,9 +268,23 @@ def with_infos(device: str) -> Any:
     return course(SyncDataCollector(venv, Counts(), **options))
 
 
+def with_failures(device: str) -> Any:
+    venv = ShmemVectorEnv([partial(BreaksOnce, 4, 1, 2)] * 2, on_error="restart", num_workers=1)
+    with SyncDataCollector(venv, Net(categorical, 2, 3), frames_per_batch=24, device=device) as collector:
+        with pytest.warns(RuntimeWarning, match="broke off"):
+            first = columns(collector.next())
+        assert not first["mask"].all()
+        return first, columns(collector.next())
+
+
 CASES: dict[str, Callable[[str], Any]] = {
     **{f"samples, {kind}": partial(sampling, kind) for kind in KINDS},
     "random frames": partial(sampling, "sync", init_random_frames=24),
+    "storing, random frames": partial(sampling, "sync", storing_device=True, init_random_frames=60),
+    "storing, one batch": partial(sampling, "sync", storing_device=True, return_same_td=True, init_random_frames=24),
+    "storing, split": partial(sampling, "sync", storing_device=True, split_trajs=True),
+    "storing, seeded": partial(keyed, "categorical", is_stored=True),
+    "storing, failures": with_failures,
     **{f"storing device, {kind}": partial(storing, kind) for kind in KINDS},
     **{f"recurrent, {kind}, {known}": partial(recurrent, kind, known) for kind in KINDS for known in (False, True)},
     **{f"keyed, {family}": partial(keyed, family) for family in FAMILIES},

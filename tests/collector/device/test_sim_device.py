@@ -5,17 +5,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from collector import SyncDataCollector, TorchVectorEnv
 from collector.device.tensors import Transfer
 from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
 from tests.support.devices import SIM, needs_sim
+from tests.support.transform_envs import Samples
 from vecenv import DummyVectorEnv
+from vecenv.transforms import CatFrames
 
 
 def pinned(value: float) -> torch.Tensor:
@@ -132,13 +136,56 @@ def check_data() -> None:
 
 
 def check_copies() -> None:
-    """Check that a round copies each array once, and waits once."""
+    """Check that a round copies each array once, and waits once, if batches stay on the host."""
     with SyncDataCollector(cartpoles(3), Pushes(), frames_per_batch=30, policy_device="sim") as collector:
         collector.rollout()
         SIM.counts.clear()
         collector.rollout()
     counts = SIM.counts
     assert (counts["uploads"], counts["downloads"], counts["waits"]) == (10, 10, 10)
+
+
+PICTURE = spaces.Box(0, 255, (40, 40, 3), np.uint8)
+COLUMNS = 13
+"""Columns of a batch without observations, which are copied after the last round."""
+
+
+def check_bytes() -> None:
+    """Check that an observation is copied to the device once, if batches are stored there."""
+    envs = [partial(Samples, PICTURE, length, spaces.Discrete(2)) for length in (40, 41, 1000)]
+    for transforms in (None, CatFrames(2, -1)):
+        options: dict[str, Any] = {"frames_per_batch": 300, "device": "sim", "transforms": transforms}
+        with SyncDataCollector(envs, Brightness(), **options) as collector:
+            collector.rollout()
+            SIM.counts.clear()
+            batch = collector.rollout()
+        counts, rounds, size = SIM.counts, batch.shape[1], batch.obs.nbytes + batch.action.nbytes
+        if transforms is None:
+            assert (counts["downloads"], counts["waits"]) == (rounds, rounds + COLUMNS)
+            assert counts["upload_bytes"] + counts["download_bytes"] <= 1.05 * size
+        else:  # the transform doubles the size on the device
+            assert counts["upload_bytes"] <= 1.2 * size / 2
+
+
+class Brightness(torch.nn.Module):
+    """Policy that writes into its input, which must not be the memory of the batch."""
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        action = (obs.flatten(1).float().mean(1) > 127).long()
+        obs.fill_(0)
+        return action
+
+
+@needs_sim
+def test_a_policy_may_write_into_observations_that_the_batch_keeps() -> None:
+    envs, found = [partial(Samples, PICTURE, length, spaces.Discrete(2)) for length in (4, 5)], []
+    for options in ({"policy_device": "sim"}, {"device": "sim"}, {"device": "sim", "init_random_frames": 20}):
+        with SyncDataCollector(envs, Brightness(), frames_per_batch=20, **options) as collector:
+            collector.set_seed(0)
+            batches = [collector.next(), collector.next()][options.keys() >= {"init_random_frames"} :]
+            found.append([each.obs.cpu() if options.get("device") else torch.as_tensor(each.obs) for each in batches])
+    assert all(map(torch.equal, *found[:2]))
+    assert all(each.any() for batches in found for each in batches)
 
 
 class Pushes(torch.nn.Module):
@@ -150,7 +197,7 @@ to_device = Transfer.to_device
 
 
 def without_wait(transfer: Transfer, tree: Any) -> Any:
-    transfer._in_flight = False
+    transfer._in_flight.clear()
     return to_device(transfer, tree)
 
 
@@ -164,6 +211,7 @@ FAULTS: dict[str, tuple[str, Any, Callable[[], None]]] = {
     "results are read before their event": ("wait", lambda transfer: None, check_data),
     "the event is recorded only once": ("record", None, check_data),
     "observations are copied twice": ("to_device", twice, check_copies),
+    "stored observations are copied again": ("to_device", twice, check_bytes),
 }
 
 
