@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from gymnasium import spaces  # noqa: E402
 
-from collector import SyncDataCollector  # noqa: E402
+from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
 from collector.device.torch_vector_env import TransformedOnDevice  # noqa: E402
 from tests.support.backends import FULL  # noqa: E402
 from tests.support.collector_envs import kinds  # noqa: E402
@@ -90,7 +90,9 @@ def test_batches_are_those_of_a_transformed_vector_env(kind: type, chain: str) -
 
 
 @needs_accelerator
-@chains
+@pytest.mark.parametrize(
+    "chain", ["numbers", *(pytest.param(chain, marks=FULL) for chain in CHAINS if chain != "numbers")]
+)
 def test_the_device_is_that_of_the_policy(chain: str) -> None:
     space, make = CHAINS[chain]
     seen = []
@@ -192,7 +194,7 @@ def test_a_vector_env_stays_open_where_the_transforms_do_not_fit() -> None:
     assert made[0].is_closed
 
 
-@kinds
+@pytest.mark.parametrize("kind", [SyncDataCollector, pytest.param(AsyncDataCollector, marks=FULL)])
 @chains
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=FULL), ON_ACCELERATOR])
 def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str) -> None:

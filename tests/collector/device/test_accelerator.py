@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -298,11 +298,18 @@ CASES: dict[str, Callable[[str], Any]] = {
 }
 
 
-QUICK = {case for case in CASES if "async" not in case and "pictures" not in case} | {"samples, async"}
+QUICK = {"samples, sync", "samples, async", "recurrent, sync, True", "keyed, categorical", "keyed, tanh", "trees, sync"}
+QUICK |= {"storing device, sync", "storing, random frames", "storing, seeded", "weights, sync", "rollout", "TensorDict"}
+QUICK |= {"transforms, numbers, sync", "TorchVectorEnv, numbers", "infos"}
+
+
+def quick(cases: Iterable[str], chosen: set[str]) -> list[Any]:
+    """Return parameters, of which the chosen cases are in the quick tier."""
+    return [case if case in chosen else pytest.param(case, marks=FULL) for case in cases]
 
 
 @pytest.mark.parametrize("sim", [ON_SIM])
-@pytest.mark.parametrize("case", [case if case in QUICK else pytest.param(case, marks=FULL) for case in CASES])
+@pytest.mark.parametrize("case", quick(CASES, QUICK))
 def test_the_data_is_that_of_the_cpu(case: str, sim: str) -> None:
     found = []
     for device in ("cpu", sim):
@@ -311,7 +318,11 @@ def test_the_data_is_that_of_the_cpu(case: str, sim: str) -> None:
     assert_same(found[1], found[0])
 
 
-@pytest.fixture(params=["streams", "no streams"])
+NARROW = ["samples, sync", "recurrent, sync, True", "trees, sync", "transforms, dict, sync", "TorchVectorEnv, dict"]
+NARROW += ["storing device, sync", "storing device, async", *(f"keyed, {family}" for family in FAMILIES)]
+
+
+@pytest.fixture(params=["no streams", pytest.param("streams", marks=FULL)])
 def no_float64(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let `sim` refuse float64, as MPS does. MPS has no streams either."""
     assert SIM is not None
@@ -325,19 +336,7 @@ def no_float64(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("no_float64")
 @needs_sim
-@pytest.mark.parametrize(
-    "case",
-    [
-        "samples, sync",
-        "recurrent, sync, True",
-        *(f"keyed, {family}" for family in FAMILIES),
-        "trees, sync",
-        "transforms, dict, sync",
-        "TorchVectorEnv, dict",
-        "storing device, sync",
-        pytest.param("storing device, async", marks=FULL),
-    ],
-)
+@pytest.mark.parametrize("case", quick(NARROW, {"keyed, tanh", "storing device, sync", "TorchVectorEnv, dict"}))
 def test_without_float64_the_device_computes_in_float32(case: str) -> None:
     """Batches in numpy keep their dtypes."""
     found = []

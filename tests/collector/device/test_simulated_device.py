@@ -33,6 +33,7 @@ PARTS = {
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this version of torch cannot register a device from Python",
 )
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("part", "tier"),
     [
