@@ -38,7 +38,7 @@ actors = ActorConfig(num_cpus=0.5)
 with RayCollector(env_fns, agent, actors=actors, storing_device="cpu", **settings) as collector:
     collector.set_seed(0)
     for batch in collector:
-        returns += (batch.step_count[batch.done] + 1).tolist()  # CartPole's reward is 1 per step
+        returns += batch.episode_returns.tolist()
         with torch.no_grad():
             value, next_value = agent.critic(batch.obs)[..., 0], agent.critic(batch.next.obs)[..., 0]
         delta = batch.reward.float() + GAMMA * next_value * ~batch.terminated - value

@@ -85,16 +85,22 @@ def flat_columns(rollout: Any) -> dict[str, Any]:
     }
 
 
-def trajectory_bounds(env_ids: Any, traj_ids: Any, step_count: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first row of each trajectory, and the row after the trajectory's last row.
+def continues(env_ids: Any, traj_ids: Any, step_count: Any) -> Any:
+    """Return for each row but the first: True if it is the next step of the episode of the row before.
 
     Ids alone do not separate trajectories: `episode_seeds` may give an env the same number twice in a row (a retry).
     """
-    envs, ids, counts = map(nest.as_array, (env_ids, traj_ids, step_count))
-    is_start = np.ones(len(ids), np.bool_)
-    is_start[1:] = (np.diff(envs) != 0) | (np.diff(ids) != 0) | (np.diff(counts) != 1)
+    same = (env_ids[1:] == env_ids[:-1]) & (traj_ids[1:] == traj_ids[:-1])
+    return same & (step_count[1:] == step_count[:-1] + 1)
+
+
+def trajectory_bounds(env_ids: Any, traj_ids: Any, step_count: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first row of each trajectory, and the row after the trajectory's last row."""
+    rows = map(nest.as_array, (env_ids, traj_ids, step_count))
+    is_start = np.ones(len(traj_ids), np.bool_)
+    is_start[1:] = ~continues(*rows)
     starts = np.flatnonzero(is_start)
-    return starts, np.append(starts[1:], len(ids))[: len(starts)]
+    return starts, np.append(starts[1:], len(is_start))[: len(starts)]
 
 
 def tail_rows(columns: dict[str, Any]) -> np.ndarray:
@@ -105,7 +111,7 @@ def tail_rows(columns: dict[str, Any]) -> np.ndarray:
 
 
 def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
-    ids, done = nest.as_array(flat.traj_ids), nest.as_array(flat.done)
+    ids, ended = nest.as_array(flat.traj_ids), nest.as_array(flat.terminated | flat.truncated)
     starts, stops = trajectory_bounds(flat.env_ids, ids, flat.step_count)
     lengths = stops - starts
     if np.ndim(pad_value) or np.asarray(pad_value).dtype.kind not in "biuf":
@@ -128,7 +134,7 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
         return nest.map(padded, getattr(flat, name))
 
     last = starts + lengths - 1
-    ended = done[last]
+    ended = ended[last]
     final_row, final_time = np.flatnonzero(ended), lengths[ended] - 1
     order = np.lexsort((final_row, final_time))
     after = pick(flat.tail_obs, np.searchsorted(nest.as_array(flat.tail_rows), last))

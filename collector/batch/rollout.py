@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from collector.batch.forms import (
+    continues,
     convert_like,
     copy_of,
     flat_columns,
@@ -50,7 +51,7 @@ class Next:
 
     @property
     def done(self) -> Any:
-        """bool: the step ended the episode."""
+        """bool: see `Rollout.done`."""
         return self._batch.done
 
     @property
@@ -106,9 +107,11 @@ class Steps(ABC):
     """
 
     @property
+    @abstractmethod
     def done(self) -> Any:
-        """bool: the step ended the episode."""
-        return self.terminated | self.truncated
+        """bool: the episode's next step is not in the next row. The step ended the episode (`terminated` or
+        `truncated`), or the batch or the loss of a worker cut the episode here.
+        """
 
     @property
     def random(self) -> Any:
@@ -126,7 +129,7 @@ class Steps(ABC):
 
     @cached_property
     def _runs(self) -> Runs:
-        mask = nest.as_array(self.mask)
+        mask = nest.as_array(self.mask)  # type: ignore[attr-defined]  # of the subclasses
         ids, counts = (nest.as_array(each)[mask] for each in (self.traj_ids, self.step_count))
         envs = nest.as_array(self.env_ids)[mask.nonzero()[0]]
         start, stop = trajectory_bounds(envs, ids, counts)
@@ -178,7 +181,7 @@ class FlatRollout(Steps):
     """`(K, ...)`: observations after the steps in `tail_rows`."""
 
     def __repr__(self) -> str:
-        envs, ended = len(np.unique(nest.as_array(self.env_ids))), int(self.done.sum())
+        envs, ended = len(np.unique(nest.as_array(self.env_ids))), int((self.terminated | self.truncated).sum())
         return f"FlatRollout({envs} envs, {self.frames} frames, {ended} episode ends{self._broken_text()})"
 
     @property
@@ -195,6 +198,14 @@ class FlatRollout(Steps):
     def frames(self) -> int:
         """Number of steps."""
         return int(self.reward.shape[0])
+
+    @property
+    def done(self) -> Any:
+        """bool `(F,)`: last step of a trajectory, because the episode ended, or because the batch cut the episode."""
+        done = self.terminated | self.truncated
+        done[:-1] |= ~continues(self.env_ids, self.traj_ids, self.step_count)
+        done[-1:] = True
+        return done
 
     @property
     def mask(self) -> Any:
@@ -222,17 +233,10 @@ class FlatRollout(Steps):
         return self
 
     def to_tensordict(self) -> Any:
-        """Return a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`.
-
-        If an episode continues in the next batch, its last row in this batch is truncated and done, so that GAE and
-        V-trace do not run from one env into the next.
-        """
+        """Return a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`."""
         from collector.batch.tensordict_form import as_tensordict
 
-        ends = np.zeros(self.frames, np.bool_)
-        ends[trajectory_bounds(self.env_ids, self.traj_ids, self.step_count)[1] - 1] = True
-        truncated = self.truncated | (convert_like(ends, self.reward) & ~self.terminated)
-        return as_tensordict(replace(self, truncated=truncated), [*self.shape], ["time"])
+        return as_tensordict(self, [*self.shape], ["time"])
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -260,8 +264,8 @@ class Rollout(Steps):
     """int64 `(K,)`: time index of each episode's last step."""
     mask: Any
     """bool `(N, T)`: False if the step failed (see `broken`), or if the env took no step. For example, the env had no
-    further episode, or its host ends soon (Ray). Without a step, action, reward, flags and extras are zero. `obs` is
-    zero too, except right after the env's last step.
+    further episode, or its host ends soon (Ray). Without a step, `traj_ids` is -1, and other columns are zero. `obs`
+    is zero too, except right after the env's last step.
     """
     broken: Any
     """bool `(N, T)`: True for steps of an episode that ended because the env failed or its worker died, with
@@ -296,6 +300,15 @@ class Rollout(Steps):
         return int((self.broken & ~self.mask).sum()) if len(self.broken_ids) else 0
 
     @property
+    def done(self) -> Any:
+        """bool `(N, T)`: the step ended the episode, or a row without a step follows. The last column is only True if
+        the episode ended, because no row follows.
+        """
+        done = self.terminated | self.truncated
+        done[:, :-1] |= self.mask[:, :-1] & ~self.mask[:, 1:]
+        return done
+
+    @property
     def obs(self) -> Any:
         """`(N, T, ...)`: observation before each step, a view of `all_obs`."""
         return nest.map(lambda rows: rows[:, :-1], self.all_obs)
@@ -316,7 +329,8 @@ class Rollout(Steps):
         """Return a `TensorDict` of shape `(N, T)` with the keys of torchrl's collectors. Needs tensordict.
 
         Rewards are float32. Rewards and flags have a last dimension of 1 (m for vectors of m rewards). The key
-        ("collector", "traj_ids") has the episode ids.
+        ("collector", "traj_ids") has the episode ids. A step that is `done` without being `terminated` is truncated, so
+        that GAE and V-trace do not run from one episode into the next, or into padding.
 
         Raises TypeError for a column of objects or text, such as `agent_id` of `PettingZooEnv`, and ValueError if an
         observation and the TensorDict have the same key.

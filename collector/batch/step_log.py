@@ -96,8 +96,8 @@ class StepLog:
 
     def obs(self, ids: np.ndarray | None, copy: bool = False) -> Any:
         """Return the latest observations of these envs (`None`: all). Without `copy`, they may be views of the log."""
-        at = self._open if ids is None or ids is self.all_ids else None
-        at, column = at or self._rows(ids), self.columns["obs"]
+        at: Where = (self._open if ids is None or ids is self.all_ids else None) or self._rows(ids)
+        column = self.columns["obs"]
         if column.__class__ is np.ndarray and at.__class__ is slice:
             return column[at].copy() if copy else column[at]
         rows = nest.take(column, at)
@@ -135,7 +135,7 @@ class StepLog:
         resets: np.ndarray | None = None,
     ) -> None:
         """Write the second half of a step, and the next observations. `resets`: mask of envs that did not step."""
-        at = (self._open if ids is self.all_ids else None) or self._rows(ids)
+        at: Where = (self._open if ids is self.all_ids else None) or self._rows(ids)
         columns = self.columns
         if "truncated" not in columns:
             for name, rows in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
@@ -146,11 +146,11 @@ class StepLog:
         columns["terminated"][at] = terminated
         columns["truncated"][at] = truncated
         self._received, self.ended = at, False
-        if resets is None and at.__class__ is slice:
-            self._open = following = slice(at.stop, at.stop + self.env_num)
+        if resets is None and isinstance(at, slice):
+            self._open = slice(at.stop, at.stop + self.env_num)
+            self._write("obs", self._open, obs)
         else:
-            following = self._advance(ids, resets)
-        self._write("obs", following, obs)
+            self._write("obs", self._advance(ids, resets), obs)
 
     def received(self, name: str) -> Any:
         """Return a column's rows of the last `receive`."""

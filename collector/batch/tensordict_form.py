@@ -26,9 +26,6 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
     def column(tensor: Any) -> Any:
         return tensor.unsqueeze(-1) if tensor.dim() == dims else tensor
 
-    def flags(of: Any) -> dict[str, Any]:
-        return {name: column(getattr(of, name)) for name in ("terminated", "truncated", "done", "step_count")}
-
     start = column(torch.zeros_like(batch.terminated))  # before a step, the env is never finished
     step = {
         "action": _nested(batch.action),
@@ -39,7 +36,10 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
         "collector": {"traj_ids": batch.traj_ids, "mask": batch.mask, "policy_version": batch.policy_version},
         **batch.extras,
     }
-    outcome = {"reward": column(after.reward.to(torch.float32)), **flags(after)}
+    truncated = after.truncated | (after.done & ~after.terminated)
+    flags = {"terminated": after.terminated, "truncated": truncated, "done": after.done}
+    columns = {"reward": after.reward.to(torch.float32), **flags, "step_count": after.step_count}
+    outcome = {name: column(rows) for name, rows in columns.items()}
     seen = _observations(batch.obs)
     for name in seen:
         if name in ("next", *step, *outcome):

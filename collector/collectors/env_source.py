@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium import Env, spaces
 from gymnasium.vector import VectorEnv
 
-from vecenv import ShmemVectorEnv
+from vecenv import ShmemVectorEnv, VectorEnvWrapper
 from vecenv.arguments import OF_WORKERS, check_mapping, check_options, resolve_env_fns
 from vecenv.transforms import TransformedVectorEnv
 from vecenv.transforms.compose import flat
@@ -128,6 +129,18 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
 
             return TransformedOnDevice(env, transforms, target)
     return TransformedVectorEnv(env, transforms)
+
+
+class SeededReset(VectorEnvWrapper):
+    """Wrapper that keeps the results of the reset in `set_seed`."""
+
+    found: tuple[Any, ...] = ()
+    """Ids, observations and infos of the envs that were reset, or `()`."""
+
+    def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
+        obs, info = self.venv.reset(id, **kwargs)
+        self.found = np.arange(len(self)) if id is None else np.asarray(id), obs, info
+        return obs, info
 
 
 def vector_env_remaker(

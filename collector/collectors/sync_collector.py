@@ -19,6 +19,7 @@ from collector.collectors.base_collector import BaseCollector
 from collector.collectors.batch_source import BatchSource
 from collector.collectors.collector_config import CollectorConfig
 from collector.collectors.env_source import (
+    SeededReset,
     VectorEnvMaker,
     check_separate_envs,
     check_synchronous,
@@ -180,7 +181,7 @@ class SyncDataCollector(BaseCollector):
 
     def _collect_batch(self) -> Any:
         if self.reset_at_each_iter:
-            self.reset()
+            self._abandon_started()
         random, reuse = self.frames < self.init_random_frames, self._config.return_same_td
         request = BatchRequest(self.frames_per_batch, random, on_step=self._source.extras(None), reuse=reuse)
         batch, _ = self._collect(request)
@@ -330,19 +331,22 @@ class SyncDataCollector(BaseCollector):
             self._source.begin(ids, obs, infos)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed and reset all envs, and seed the random actions, so that the next batches are reproducible.
+        """Reset all envs with seeds, and seed the random actions, so that the next batches are reproducible.
 
         Env 0 gets `seed`, and each further env the next seed of torchrl's chain. With `static_seed`, every env gets
-        `seed`. Return the chain's next seed. If the policy uses torch's random stream, also call
-        `torch.manual_seed`.
+        `seed`. The next batch begins with the episodes that `reset(seed=...)` starts. Return the chain's next seed. If
+        the policy uses torch's random stream, also call `torch.manual_seed`.
         """
         self._config.refuse_with_seeds("set_seed()")
         self._check_open()
         self._source.recover()
         self._finish_steps(discard=False)
-        following: int = self.env.set_seed(seed, static_seed)
+        seeded = SeededReset(self.env)
+        following: int = seeded.set_seed(seed, static_seed)
         self._source.reseed_random_actions()
         self.reset()
+        if seeded.found:
+            self._source.begin(*seeded.found)
         return following
 
     def _env_state(self) -> dict[str, Any]:

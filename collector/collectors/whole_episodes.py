@@ -69,7 +69,8 @@ class EpisodeCollection:
 def _whole(batches: list[FlatRollout]) -> FlatRollout:
     """Join batches without the steps of episodes that were stopped or abandoned."""
     started, ended = (
-        np.concatenate(ids) for ids in zip(*((b.traj_ids, b.traj_ids[b.done]) for b in batches), strict=True)
+        np.concatenate(ids)
+        for ids in zip(*((b.traj_ids, b.traj_ids[b.terminated | b.truncated]) for b in batches), strict=True)
     )
     return concatenate(batches, [np.setdiff1d(started, ended)])
 

@@ -11,7 +11,7 @@ from collector.batch.forms import pick
 from collector.batch.rollout import FlatRollout, Rollout, Runs, runs_of
 from collector.batch.step_extras import EPISODE_SEED
 from collector.episodes.episode import EPISODE_COLUMNS, EpisodeBatch
-from collector.episodes.unfinished import UnfinishedEpisodes
+from collector.episodes.unfinished import UnfinishedEpisodes, ends_of
 from vecenv import nest
 
 Parts = list[list[np.ndarray]]
@@ -56,7 +56,7 @@ class EpisodeCutter:
         order: ids of the episodes that end in this batch, to return the episodes in this order.
         """
         runs, mask = runs_of(batch), nest.as_array(batch.mask)
-        ends = nest.as_array(batch.done)[mask][runs.stop - 1]
+        ends = ends_of(batch, mask, runs)
         usable = self._unfinished.add(runs, ends, batch.broken_ids)
         ended, going_on = (ends & usable).nonzero()[0], (usable & ~ends).nonzero()[0]
         rows = _GridRows(batch, mask, runs) if isinstance(batch, Rollout) else _FlatRows(batch, runs)

@@ -10,6 +10,11 @@ from collector.batch.rollout import FlatRollout, Rollout, Runs, runs_of
 from vecenv import nest
 
 
+def ends_of(batch: Rollout | FlatRollout, mask: np.ndarray, runs: Runs) -> np.ndarray:
+    """Return a mask of the runs that end their episode."""
+    return nest.as_array(batch.terminated | batch.truncated)[mask][runs.stop - 1]
+
+
 class UnfinishedEpisodes:
     """Ids of the unfinished episode of each env."""
 
@@ -50,7 +55,7 @@ class RunningReturns:
     def add(self, batch: Rollout | FlatRollout) -> Ended:
         """Add the next batch. Return the episodes that end in it, with a known start and without a failure."""
         runs, mask = runs_of(batch), nest.as_array(batch.mask)
-        reward, ends = nest.as_array(batch.reward)[mask], nest.as_array(batch.done)[mask][runs.stop - 1]
+        reward, ends = nest.as_array(batch.reward)[mask], ends_of(batch, mask, runs)
         usable = self._unfinished.add(runs, ends, batch.broken_ids)
         if self._returns.shape != (shape := (len(self._unfinished.ids), *reward.shape[1:])):
             known, self._returns = self._returns, np.zeros(shape)

@@ -121,7 +121,8 @@ class EpisodeRecorder:
         self._frames = n * max(2, min(ROUNDS, _BYTES // (n * row)))
         self._finished, self._pid = False, os.getpid()
         self._episodes = Episodes(n)
-        self._log, self._cutter = StepLog(self._episodes, has_seeds=True), EpisodeCutter(info_keys)
+        self._log = StepLog(self._episodes, has_seeds=True)
+        self._cutter = EpisodeCutter([f"info.{key}" for key in info_keys])
         self._log.begin(self._frames, reuse=True)
         self._episodes.taken[:] = UNKNOWN
         self._abandoned: list[np.ndarray] = []
@@ -233,12 +234,14 @@ class EpisodeRecorder:
 
     def _extract_finished(self) -> EpisodeBatch:
         batch = self._log.batch()
-        extras = {EPISODE_SEED: batch.extras[EPISODE_SEED], **batch.extras.get("info", {})}
+        extras = {f"info.{key}": rows for key, rows in batch.extras.get("info", {}).items()}
+        extras[EPISODE_SEED] = batch.extras[EPISODE_SEED]
         abandoned, ended = (np.concatenate([NO_IDS, *ids]) for ids in (self._abandoned, self._ended))
         self._abandoned, self._ended = [], []
         whole = self._cutter.cut(replace(batch, extras=extras, broken_ids=abandoned), ended)
         self._log.begin(self._frames, reuse=True)
-        return replace(whole, episode=np.full(len(whole), -1))
+        info = {key: whole.info[f"info.{key}"] for key in self.info_keys}
+        return replace(whole, info=info, episode=np.full(len(whole), -1))
 
     def finish(self, complete: bool) -> None:
         """Commit, mark the data set as complete if `complete`, and unlock the folder.

@@ -35,9 +35,12 @@ from tests.support.collector_envs import (
     zeros,
 )
 from tests.support.countdown import Countdown, DictObs
-from vecenv import DummyVectorEnv
+from vecenv import DummyVectorEnv, ShmemVectorEnv
+from vecenv.arguments import seed_chain
+from vecenv.transforms import CatFrames, TransformedVectorEnv
 
 RANDOM = [spaces.Discrete(3)]
+NAMES = {DummyVectorEnv: "dummy", ShmemVectorEnv: "shmem"}
 
 
 def make(*lengths: int, policy: Any = zeros, steps: int = 10, **options: Any) -> SyncDataCollector:
@@ -240,6 +243,47 @@ class TestSeeds:
         for first in firsts:
             first.pop("traj_ids")  # ids never repeat
             assert_equal(first, firsts[0])
+
+    @backends
+    @kinds
+    @pytest.mark.parametrize("transforms", [None, CatFrames(2, -1)], ids=["plain", "transformed"])
+    def test_it_begins_with_the_first_episode_of_the_seed(self, kind: type, backend: Any, transforms: Any) -> None:
+        """As `reset(seed=...)` does, and `evaluate(seed=...)` too."""
+        with DummyVectorEnv(pendulums(3)) as venv:
+            seeded = venv if transforms is None else TransformedVectorEnv(venv, transforms.clone())
+            expected, _ = seeded.reset(seed=seed_chain(10, 3)[:-1])
+        own = None if transforms is None else transforms.clone()
+        with kind(pendulums(3), None, frames_per_batch=60, backend=NAMES[backend], transforms=own) as collector:
+            collector.rollout()
+            for batch in (
+                (collector.set_seed(10), collector.rollout())[1],
+                collector.evaluate(3, seed=10, keep=True).batch,
+                collector.evaluate(3, seed=10, keep=True).batch,
+            ):
+                flat = batch.flatten()
+                first = [np.flatnonzero((flat.env_ids == env) & (flat.step_count == 0))[0] for env in range(3)]
+                np.testing.assert_array_equal(flat.obs[first], expected)
+
+    @pytest.mark.parametrize("at_each_iter", [False, True])
+    @kinds
+    def test_it_resets_each_env_once(self, kind: type, at_each_iter: bool) -> None:
+        """The first number of an observation counts the resets."""
+        options = {"frames_per_batch": 8, "reset_at_each_iter": at_each_iter, "backend": "dummy"}
+        with kind(countdowns(9, 9), zeros, **options) as collector:
+            for count in range(2):
+                collector.set_seed(0)
+                assert collector.rollout().flatten().obs[:, 0].tolist() == [count] * 8
+
+    @kinds
+    def test_an_env_with_its_own_seed_method_is_reset_after_it(self, kind: type) -> None:
+        class Own(Countdown):
+            def seed(self, seed: int) -> None:
+                self.episode = seed
+
+        fns = [partial(Own, 9), partial(Countdown, 9)]
+        with kind(fns, zeros, frames_per_batch=8, backend="dummy") as collector:
+            collector.set_seed(20)
+            assert np.unique(collector.rollout().flatten().obs[:, 0]).tolist() == [0, 21]
 
     @pytest.mark.parametrize("options", [{}, {"init_random_frames": 60}])
     def test_a_random_policy_is_seeded_like_random_actions(self, options: Any) -> None:

@@ -265,9 +265,7 @@ class Fuzz(Program):
         )
         if self.numbered is None:
             self.collector.set_seed(seed)
-            for env, own in zip(self.envs, seed_chain(seed, n), strict=False):
-                env.reset(seed=own)
-            self.rows = [self.transitions(i) for i in range(n)]
+            self.rows = [self.transitions(i, own) for i, own in enumerate(seed_chain(seed, n)[:n])]
         self.given: Any = None
         """The action in the row that is compared, and whether it was drawn."""
         self.samples = self.reference() if self.policy == "noisy" else {}
@@ -289,12 +287,12 @@ class Fuzz(Program):
                 found |= {each.number: np.asarray(each.action) for each in cutter.cut(batch)}
         return found
 
-    def transitions(self, i: int) -> Iterator[Any]:
+    def transitions(self, i: int, seed: int | None = None) -> Iterator[Any]:
         """Play alone. Yield obs, action, reward, flags, next obs, step, mask and info; None: the step failed."""
         env, calls = self.envs[i], 0
         while True:
-            obs, info = env.reset()
-            t, over = 0, False
+            obs, info = env.reset(seed=seed)
+            seed, t, over = None, 0, False
             while not over:
                 action = action_of(self.policy, obs, i, t, calls, info)
                 calls += 1

@@ -14,6 +14,7 @@ from collector import AsyncDataCollector, FlatRollout, Rollout, SyncDataCollecto
 from tests.support.backends import one_of
 from tests.support.countdown import Countdown
 from vecenv import DummyVectorEnv, ShmemVectorEnv
+from vecenv.arguments import seed_chain
 
 BACKENDS = [DummyVectorEnv, ShmemVectorEnv]
 """Envs in this process, and envs in workers that overwrite rows which they have returned."""
@@ -65,8 +66,10 @@ def hand_written(venv: Any, policy: Any, steps: int, seed: int) -> dict[str, np.
     """Run the loop of a typical user: step all envs, then reset finished envs. Returns arrays with the shape `(N, T,
     ...)`.
     """
-    venv.set_seed(seed)
-    obs, _ = venv.reset()
+    seeds = seed_chain(seed, venv.env_num)[:-1]
+    obs, _ = venv.reset(seed=seeds)
+    for space, own in zip(venv.action_space, seeds, strict=True):
+        space.seed(own)
     rows = []
     for _ in range(steps):
         action = np.stack([space.sample() for space in venv.action_space]) if policy is None else policy(obs)

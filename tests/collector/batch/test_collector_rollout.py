@@ -105,7 +105,9 @@ def test_split_trajectories_are_whole_runs_padded_at_the_end(batches: list[Rollo
         np.testing.assert_array_equal(split.next.step_count, np.where(split.mask, split.step_count + 1, 0))
         ends = np.zeros_like(split.mask)
         ends[split.final_env, split.final_time] = True
-        np.testing.assert_array_equal(ends, split.done)
+        np.testing.assert_array_equal(ends, split.terminated | split.truncated)
+        is_last = split.mask & ~np.pad(split.mask[:, 1:], ((0, 0), (0, 1)), constant_values=True)
+        np.testing.assert_array_equal(split.done, ends | is_last)
         assert (np.lexsort((split.final_env, split.final_time)) == np.arange(len(split.final_env))).all()
         np.testing.assert_array_equal(split.final_obs, split.next.obs[split.final_env, split.final_time])
 
@@ -168,6 +170,15 @@ def test_trees_of_observations_keep_their_form() -> None:
     for flat in (batch.flatten(), batch.split_trajectories().flatten()):
         np.testing.assert_array_equal(flat.obs["a"], batch.obs["a"].reshape(-1, 2))
         np.testing.assert_array_equal(flat.next.obs["b"][0], batch.next.obs["b"][0].reshape(-1, 2))
+
+
+def test_next_copies_only_what_is_read() -> None:
+    batch = collect(3, 5, steps=7)
+    for form in FORMS.values():
+        each = form(batch)
+        assert each.next.reward is each.reward
+        assert each.next.terminated is each.terminated
+        assert not np.shares_memory(each.next.obs, each.obs)
 
 
 class TestTensors:

@@ -72,10 +72,12 @@ class TestTensordict:
         batch = n_step_batch(fns, n, split_trajs=case == "split")
         last = np.diff(batch.env_ids, append=-1) != 0
         found = batch.to_tensordict()
-        assert batch.done.any() == (case != "no episode ends")
+        ends = batch.terminated | batch.truncated
+        assert ends.any() == (case != "no episode ends")
+        np.testing.assert_array_equal(batch.done, ends | last)
         np.testing.assert_array_equal(found["next", "terminated"][:, 0], batch.terminated)
         np.testing.assert_array_equal(found["next", "truncated"][:, 0], batch.truncated | (last & ~batch.terminated))
-        np.testing.assert_array_equal(found["next", "done"][:, 0], batch.done | last)
+        np.testing.assert_array_equal(found["next", "done"][:, 0], batch.done)
 
     def test_torchrls_estimators_find_the_number_of_steps(self):
         batch = n_step_batch(counting(2, length=4), 3)

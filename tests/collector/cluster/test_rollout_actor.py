@@ -368,6 +368,7 @@ class TestFailures:
             assert early.mask[~rows].all()
             assert not early.reward[~early.mask].any()
             assert (early.traj_ids[~early.mask] == -1).all()
+            assert np.argwhere(early.done).tolist() == [[row, 0] for row in np.flatnonzero(rows)]
             assert early.next.obs[rows, 0, 1].tolist() == [early.obs[rows, 0, 1][0] + 1] * 2
             assert early.broken_ids.tolist() == [2, 3]
             while len(batches) < 6:

@@ -127,6 +127,25 @@ def test_a_batch_has_texts_of_infos() -> None:
     assert batch.extras["verdict"][0].tolist() == ["", "", "", "good", ""]
 
 
+class NamedLikeColumns(Informed):
+    """Env whose infos have names that a log gives its own columns."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated, truncated, {"episode_seed": -info["count"], "reward": 2 * info["count"]}
+
+
+def test_an_info_may_have_the_name_of_a_column(tmp_path: Path) -> None:
+    with RecordEpisodes(DummyVectorEnv([NamedLikeColumns] * 2), tmp_path, info_keys=("episode_seed", "reward")) as venv:
+        venv.reset(seed=[3, 4])
+        for _ in range(4):
+            venv.step([0, 0])
+    for seed, played in zip((3, 4), Dataset(tmp_path), strict=True):
+        assert played.seed == seed
+        assert played.info["episode_seed"].tolist() == [-1, -2, -3, -4]
+        assert played.info["reward"].tolist() == [2, 4, 6, 8]
+
+
 class InformedPair(Informed):
     """Env with a vector reward."""
 

@@ -1,0 +1,272 @@
+"""A critic that is right everywhere stays right: its targets are 10 in each form of the data, at each kind of end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from collector import (
+    AsyncDataCollector,
+    Dataset,
+    EpisodeCutter,
+    EpisodeSeeds,
+    FlatRollout,
+    Interruptor,
+    MultiStep,
+    RecordEpisodes,
+    Rollout,
+    SyncDataCollector,
+    rollout,
+)
+from tests.support.collector_envs import zeros
+from vecenv import DummyVectorEnv
+
+GAMMA, LAMBDA, RIGHT = 0.9, 0.95, 10.0
+FLAGS = ["terminated", "truncated", "limit", "cut"]
+"""Ends of episodes. "limit": by `max_frames_per_traj`. "cut": only the batch or a failure cuts an episode."""
+Batch = Rollout | FlatRollout
+pytestmark = pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
+
+
+class Steady(gymnasium.Env):
+    """Env whose right value is 10 in each state: a step pays 1, and the step that terminates the episode pays 10.
+
+    The observation is 1 and a random number. Padding has 0 instead of 1.
+    """
+
+    observation_space = spaces.Box(-9, 9, (2,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, flag: str, length: int, fails_at: int = 0) -> None:
+        self.flag, self.length, self.fails_at, self.steps = flag, length, fails_at, 0
+
+    def _obs(self) -> np.ndarray:
+        return np.array([1.0, self.np_random.normal()])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = self.length
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps, self.left = self.steps + 1, self.left - 1
+        if self.steps == self.fails_at:
+            raise OverflowError("the env broke")
+        terminated, truncated = (self.flag == each and self.left == 0 for each in ("terminated", "truncated"))
+        return self._obs(), RIGHT if terminated else 1.0, terminated, truncated, {}
+
+
+LENGTHS = (3, 5, 7)
+
+
+def venv(flag: str, fails_at: int = 0) -> DummyVectorEnv:
+    fns = [partial(Steady, flag, length, fails_at and fails_at + i) for i, length in enumerate(LENGTHS)]
+    return DummyVectorEnv(fns, on_error="restart")
+
+
+def options(flag: str) -> dict[str, Any]:
+    return {"frames_per_batch": 33, "max_frames_per_traj": 4 if flag == "limit" else None}
+
+
+def two(kind: type, flag: str, fails_at: int = 0, **others: Any) -> list[Batch]:
+    with kind(venv(flag, fails_at), zeros, **options(flag), **others) as collector:
+        collector.set_seed(0)
+        return [collector.next(), collector.next()]
+
+
+def stopped(flag: str) -> list[Batch]:
+    """Batch that ends after six rounds. Env 0 was reset while the others stepped, so it has fewer steps."""
+    interruptor, rounds = Interruptor(), list[int]()
+
+    def stop(obs: np.ndarray) -> np.ndarray:
+        rounds.append(len(obs))
+        if len(rounds) == 6:
+            interruptor.stop_collection()
+        return zeros(obs)
+
+    seeds = EpisodeSeeds(0, numbers=range(4))
+    with SyncDataCollector(
+        venv(flag), stop, interruptor=interruptor, episode_seeds=seeds, **options(flag)
+    ) as collector:
+        return [collector.next()]
+
+
+def pauses(flag: str) -> list[Batch]:
+    """Rollout in which an env pauses after its episode."""
+    with venv("truncated" if flag == "limit" else flag) as envs:
+        return [rollout(envs, 11, zeros, break_when_any_done=False, break_when_all_done=True)]
+
+
+SOURCES: dict[str, Callable[[str], list[Batch]]] = {
+    "sync": partial(two, SyncDataCollector),
+    "async": partial(two, AsyncDataCollector),
+    "set_truncated": partial(two, SyncDataCollector, set_truncated=True),
+    "split_trajs": partial(two, SyncDataCollector, split_trajs=True),
+    "failures": partial(two, SyncDataCollector, fails_at=9),
+    "async failures": partial(two, AsyncDataCollector, fails_at=9),
+    "stopped": stopped,
+    "rollout": pauses,
+}
+FORMS: dict[str, Callable[[Batch], Batch]] = {
+    "as collected": lambda batch: batch,
+    "flat": lambda batch: batch.flatten(),
+    "split": lambda batch: batch.split_trajectories(),
+    "padded with 7": lambda batch: batch.split_trajectories(7),
+    "flat, then split": lambda batch: batch.flatten().split_trajectories(),
+    "split, then flat": lambda batch: batch.split_trajectories().flatten(),
+}
+VALUES: dict[str, Callable[[Any], Any]] = {
+    "by observation": lambda obs: RIGHT * obs[..., 0],
+    "in padding too": lambda obs: 0 * obs[..., 0] + RIGHT,
+}
+every_source = pytest.mark.parametrize("source", SOURCES)
+every_flag = pytest.mark.parametrize("flag", FLAGS)
+
+
+@cache
+def collected(source: str, flag: str) -> list[Batch]:
+    return SOURCES[source](flag)
+
+
+@cache
+def in_each_form(source: str, flag: str) -> list[tuple[str, Batch, Batch]]:
+    return [
+        (form + text, batch, convert(each))
+        for batch in collected(source, flag)
+        for text, each in (("", batch), (", as tensors", batch.to("cpu")))
+        for form, convert in FORMS.items()
+    ]
+
+
+def gae(batch: Batch, value: Callable[[Any], Any]) -> np.ndarray:
+    """Return the targets of the steps, as a program computes them that knows only `done` and `terminated`."""
+    values, after = np.asarray(value(batch.obs)), batch.next
+    delta = np.asarray(batch.reward + GAMMA * ~batch.terminated * value(after.obs)) - values
+    advantage, last = np.zeros_like(delta), np.zeros(delta.shape[:-1])
+    for t in reversed(range(delta.shape[-1])):
+        advantage[..., t] = last = delta[..., t] + GAMMA * LAMBDA * np.asarray(~batch.done)[..., t] * last
+    assert np.array_equal(batch.done, after.done)
+    return (advantage + values)[np.asarray(batch.mask)]
+
+
+def by_trajectory(batch: Batch, value: Callable[[Any], Any]) -> np.ndarray:
+    """Return the same targets without `done`: each trajectory alone, to its last step in the batch."""
+    flat = batch.flatten()
+    values, after, targets = value(flat.obs), value(flat.next.obs), np.zeros(flat.frames)
+    delta = flat.reward + GAMMA * ~flat.terminated * after - values
+    for row in reversed(range(flat.frames)):
+        same = row + 1 < flat.frames and flat.traj_ids[row] == flat.traj_ids[row + 1]
+        targets[row] = delta[row] + GAMMA * LAMBDA * (targets[row + 1] if same else 0)
+    return targets + values
+
+
+def random_value(obs: Any) -> Any:
+    return (37 * obs[..., 1]) % 5
+
+
+@every_source
+@every_flag
+class TestBatches:
+    @pytest.mark.parametrize("value", VALUES)
+    def test_each_target_is_right(self, source: str, flag: str, value: str) -> None:
+        for form, _, batch in in_each_form(source, flag):
+            np.testing.assert_allclose(gae(batch, VALUES[value]), RIGHT, rtol=1e-6, err_msg=form)
+
+    def test_with_any_critic_no_step_gets_a_part_of_another_trajectory(self, source: str, flag: str) -> None:
+        for form, plain, batch in in_each_form(source, flag):
+            expected = by_trajectory(plain, random_value)
+            assert len(expected) > 10
+            np.testing.assert_allclose(gae(batch, random_value), expected, atol=1e-5, err_msg=form)
+
+    def test_a_tensordict_has_the_same_ends(self, source: str, flag: str) -> None:
+        for form, _, batch in in_each_form(source, flag):
+            found = batch.to_tensordict()["next"]
+            terminated, truncated, done = (found[name][..., 0] for name in ("terminated", "truncated", "done"))
+            np.testing.assert_array_equal(done, batch.done, err_msg=form)
+            np.testing.assert_array_equal(terminated, batch.terminated, err_msg=form)
+            np.testing.assert_array_equal(terminated | truncated, done, err_msg=form)
+
+    @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+    def test_torchrl_finds_the_same_targets(self, source: str, flag: str) -> None:
+        estimators = pytest.importorskip("torchrl.objectives.value")
+        from tensordict.nn import TensorDictModule
+
+        for value in (*VALUES.values(), random_value):
+            critic = TensorDictModule(
+                lambda obs, value=value: value(obs)[..., None], in_keys=["observation"], out_keys=["state_value"]
+            )
+            estimate = estimators.GAE(gamma=GAMMA, lmbda=LAMBDA, value_network=critic)
+            for form, plain, batch in in_each_form(source, flag):
+                found = estimate(batch.to_tensordict())
+                targets = found["value_target"][found["collector", "mask"]][:, 0]
+                expected = by_trajectory(plain, value)
+                np.testing.assert_allclose(targets, expected, rtol=1e-5, atol=1e-5, err_msg=form)
+
+
+@every_source
+@every_flag
+@pytest.mark.parametrize("n", [1, 3, 50])
+class TestMultiStep:
+    def test_each_target_is_right(self, source: str, flag: str, n: int) -> None:
+        for batch in collected(source, flag):
+            steps = MultiStep(n, GAMMA)(batch)
+            after = VALUES["by observation"](steps.next.obs)
+            np.testing.assert_allclose(steps.reward + steps.extras["discount"] * ~steps.terminated * after, RIGHT)
+
+    @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+    def test_torchrl_finds_the_same_targets(self, source: str, flag: str, n: int) -> None:
+        estimators = pytest.importorskip("torchrl.objectives.value")
+        estimate = estimators.TD0Estimator(gamma=GAMMA, value_network=None)
+        for batch in collected(source, flag):
+            found = MultiStep(n, GAMMA)(batch).to_tensordict()
+            after = VALUES["by observation"](found["next", "observation"])[:, None].float()
+            np.testing.assert_allclose(estimate.value_estimate(found, next_value=after), RIGHT, rtol=1e-5)
+
+
+def episodes_of(batches: Iterable[Batch]) -> Iterator[Any]:
+    cutter = EpisodeCutter()
+    for batch in batches:
+        yield from cutter.cut(batch)
+
+
+@every_source
+@every_flag
+class TestEpisodes:
+    def test_each_target_is_right(self, source: str, flag: str) -> None:
+        """In no form is a cut the end of an episode."""
+        found = [[*episodes_of(map(convert, collected(source, flag)))] for convert in FORMS.values()]
+        assert len({len(each) for each in found}) == 1
+        assert bool(found[0]) == (flag != "cut" or source == "set_truncated")
+        for episode in (each for episodes in found for each in episodes):
+            value = VALUES["by observation"](episode.obs)
+            target = episode.reward + GAMMA * ~episode.terminated * value[1:]
+            np.testing.assert_allclose(target, RIGHT)
+            assert np.flatnonzero(episode.terminated | episode.truncated).tolist() == [len(episode) - 1]
+
+
+@pytest.mark.parametrize("fails_at", [0, 9])
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+def test_each_target_of_a_data_set_is_right(flag: str, fails_at: int, tmp_path: Path) -> None:
+    """A data set has only whole episodes: not those that a failure or the end of the program cuts."""
+    recorded = RecordEpisodes(venv(flag, fails_at), tmp_path / "data")
+    with SyncDataCollector(recorded, zeros, **options(flag)) as collector:
+        for _ in range(3):
+            collector.next()
+    data = Dataset(tmp_path / "data")
+    assert len(data) > 10
+    for steps in (data.transitions(), next(data.batches(64, seed=0))):
+        target = steps.reward + GAMMA * ~steps.terminated * VALUES["by observation"](steps.next_obs)
+        np.testing.assert_allclose(target, RIGHT)
+    found = data.transitions().to_tensordict()["next"]
+    after = VALUES["by observation"](found["observation"])[:, None]
+    np.testing.assert_allclose(found["reward"] + GAMMA * ~found["terminated"] * after, RIGHT, rtol=1e-6)
+    assert found["done"].sum() == len(data)
