@@ -229,14 +229,13 @@ def _fill(tree: Any, where: np.ndarray, value: int) -> None:
 
 
 def _join_finals(finals: Sequence[tuple[np.ndarray, Any]], all_obs: Any) -> tuple[np.ndarray, Any]:
-    """Return the rows of all `finals` in ascending order, and their observations."""
+    """Return the rows of all `finals` in ascending order, and their observations, on the device of `all_obs`."""
     ended = np.concatenate([NO_IDS, *(rows for rows, _ in finals)])
-    obs, start = nest.map(lambda rows: zeros(rows[0], len(ended)), all_obs), 0
-    for rows, last in finals:
-        nest.put(obs, slice(start, start + len(rows)), last)
-        start += len(rows)
+    if not len(ended):
+        return ended, nest.map(lambda rows: zeros(rows[0], 0), all_obs)
     order = np.argsort(ended)
-    return ended[order], pick(obs, order) if start else obs
+    obs = nest.take(join([nest.map(nest.as_array, last) for _, last in finals]), order)
+    return ended[order], nest.merge(lambda pair: convert_like(*pair), [obs, all_obs])
 
 
 def arrived_columns(columns: dict[str, Any], rows: np.ndarray, failed: np.ndarray) -> dict[str, Any]:

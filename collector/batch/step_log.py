@@ -22,7 +22,7 @@ A failed step (`on_error="restart"`) has `mask` False. The previous step becomes
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,6 +79,11 @@ class StepLog:
         self._open = slice(0, self.env_num)
         if latest is not None:
             self._write("obs", self._open, latest)
+
+    def convert_obs(self, convert: Callable[[Any], Any]) -> None:
+        """Convert the latest observations between two batches, for example to tensors."""
+        if "obs" in self.columns:
+            self.columns["obs"] = convert(self.columns["obs"])
 
     @property
     def counts(self) -> np.ndarray:
@@ -223,9 +228,11 @@ class StepLog:
 
     def _new_column(self, name: str, rows: Any) -> Any:
         known = self._kept.get(name) if self._reuse else None
-        if known is None or len(next(nest.leaves(known))) != self._capacity:
-            known = nest.map(self._allocate, rows)
-        return self._set(name, known)
+        if known is not None:
+            kept, leaf = next(nest.leaves(known)), next(nest.leaves(rows))
+            if len(kept) == self._capacity and type(kept) is type(leaf):
+                return self._set(name, known)
+        return self._set(name, nest.map(self._allocate, rows))
 
     def _set(self, name: str, column: Any) -> Any:
         if self._reuse:

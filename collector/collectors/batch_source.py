@@ -47,6 +47,7 @@ class BatchSource(Layer):
             env,
             config.exploration_type,
             config.policy_device,
+            storing_device=config.storing_device,
             clock=self.clock,
             threads=config.policy_threads,
             job_seed=config.job_seed,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,11 +36,17 @@ class Loop:
     def __init__(self, parts: LoopParts, log: StepLog, schedule: Together) -> None:
         self._env, self._policy, self._episodes, self._clock, self._stops = parts
         self.log, self.schedule = log, schedule
+        self._place: Callable[[Any], Any] | None = None
+        """Brings observations to the device on which the log keeps them. `None`: the log has arrays."""
 
     def collect(self, request: BatchRequest) -> Any:
-        """Step envs until a batch is complete. Return the batch, in numpy arrays."""
+        """Step envs until a batch is complete. Return arrays. Observations may be tensors on the policy's device."""
         log, episodes, schedule, clock, policy = self.log, self._episodes, self.schedule, self._clock, request.policy
         is_seeded = episodes.is_seeded  # the policy then gets rows of all envs
+        place = policy.place if policy.places_obs and self._can_place(request) else None
+        if place != self._place:
+            log.convert_obs(place or partial(nest.map, nest.as_array))
+            self._place = place
         log.begin(request.frames, request.version, request.reuse, request.on_step.layout if request.on_step else ())
         episodes.begin_batch()
         seen: Any = None  # observations of all envs as the vector env returned them; `None`: read them from the log
@@ -48,7 +56,8 @@ class Loop:
             action, acting = None, ids if resets is None or is_seeded else ids[~resets]
             if len(acting):
                 if seen is None or (len(acting) < log.env_num and not is_seeded):
-                    seen = log.obs(None if is_seeded else acting, copy=policy.keeps_inputs)
+                    copy = policy.keeps_inputs or self._place is not None  # a policy may write into tensors
+                    seen = log.obs(None if is_seeded else acting, copy)
                 outputs = policy.actions(seen, acting, episodes.infos)
                 log.act(acting, outputs)
                 action = outputs["action"]
@@ -73,21 +82,24 @@ class Loop:
         self.schedule.discard()
         self.log.clear()
 
+    def _can_place(self, request: BatchRequest) -> bool:
+        """Return False if the batch is joined with others, or ordered anew, or if a hook reads observations."""
+        has_hook = request.on_step is not None and request.on_step.needs_obs
+        return request.quota is None and not has_hook and not self.schedule.overlaps
+
     def _reset(self, ids: np.ndarray) -> Any:
         seeds = {"seed": self._episodes.seeds[ids].tolist()} if self._episodes.is_seeded else {}
         obs, infos = self._env.reset(None if len(ids) == self.log.env_num else ids, **seeds)
         self._clock.lap("env")
-        self.observe(ids, obs)
+        placed = self.observe(ids, obs)
         self._begin(ids, infos)
-        return obs if len(ids) == self.log.env_num else None
+        return placed if len(ids) == self.log.env_num else None
 
-    def observe(self, ids: np.ndarray, obs: Any) -> None:
-        """Store the first observations of episodes."""
-        self.log.observe(ids, self._placed(obs))
-
-    def _placed(self, obs: Any) -> Any:
-        """Bring a round's observations to the device on which the log keeps them and the policy sees them."""
-        return obs
+    def observe(self, ids: np.ndarray, obs: Any) -> Any:
+        """Store the first observations of episodes. Return them as the log keeps them."""
+        placed = obs if self._place is None else self._place(obs)
+        self.log.observe(ids, placed)
+        return placed
 
     def _begin(self, ids: np.ndarray, infos: np.ndarray) -> None:
         self._episodes.begin(ids, infos)
@@ -100,7 +112,8 @@ class Loop:
         """
         log, episodes, (obs, reward, terminated, truncated, info) = self.log, self._episodes, step
         reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
-        log.receive(ids, self._placed(obs), reward, terminated, truncated, resets)
+        placed = obs if self._place is None else self._place(obs)
+        log.receive(ids, placed, reward, terminated, truncated, resets)
         ended = (by_env | truncated).nonzero()[0]
         last_obs, begun = _last_obs(obs, ended, by_env, info, autoreset) if len(ended) else (None, [])
         if request.on_step is not None and (resets is None or not resets.all()):
@@ -118,10 +131,12 @@ class Loop:
         if resets is not None:
             self._begin(ids[resets], info[resets])
         if len(ended):
-            log.end(ended, self._placed(last_obs), episodes.end(ids, ended, info, request.quota))
+            log.end(ended, last_obs, episodes.end(ids, ended, info, request.quota))
             if begun:
                 self._begin(ids[begun], info[begun])
-        return None if self.schedule.shares_memory or resets is not None or len(ids) < log.env_num else obs
+        if resets is not None or len(ids) < log.env_num:
+            return None
+        return None if self._place is None and self.schedule.shares_memory else placed
 
     def _call_hook(
         self, on_step: StepExtras, shown: StepBatch, obs: Any, resets: Any, ended: np.ndarray, last_obs: Any
@@ -130,7 +145,7 @@ class Loop:
             next_obs = nest.map(np.copy, obs) if len(ended) else obs
             if len(ended):
                 nest.put(next_obs, ended, last_obs)
-            shown = shown._replace(obs=nest.map(nest.as_array, self.log.received("obs")), next_obs=next_obs)
+            shown = shown._replace(obs=self.log.received("obs"), next_obs=next_obs)
         stepped = None if resets is None else ~resets
         if stepped is not None:
             shown = StepBatch._make(nest.take(tuple(shown), stepped))

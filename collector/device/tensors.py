@@ -2,14 +2,18 @@
 
 Other modules import torch from here, so that one error message names the missing package.
 
-On the CPU, a tensor and its array share memory. On CUDA, a step makes one copy per array and direction::
+On the CPU, a tensor and its array share memory. On an accelerator with streams, such as CUDA or XPU, a step makes one
+copy per array and direction, and one wait::
 
     obs (numpy) --memcpy--> pinned --copy--> device --policy--> action --copy--> pinned --event--> numpy
+
+On MPS, which has no streams, each copy waits. MPS has no float64 either, so float64 arrives there as float32.
 """
 
 from __future__ import annotations
 
 import copy
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -39,24 +43,56 @@ def moved(policy: Any, device: torch.device) -> Any:
 
 
 def resolve_device(device: Any) -> torch.device:
-    """Return a `torch.device`, with an index for CUDA. "auto" is CUDA if available, else the CPU.
+    """Return a `torch.device`, with an index for an accelerator.
 
-    Raises `ValueError` for a CUDA device that PyTorch does not see.
+    "auto" is the accelerator that PyTorch sees, such as CUDA (ROCm), XPU or MPS. Without an accelerator it is the CPU.
+
+    Raises `ValueError` for a device that PyTorch does not see.
     """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    resolved = torch.device(device)
-    if resolved.type != "cuda":
-        return resolved
-    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = resolved.index if resolved.index is not None else (torch.cuda.current_device() if seen else 0)
-    if index >= seen:
-        raise ValueError(f"there is no device {device}: PyTorch sees {seen} CUDA devices; use 'cpu' or 'auto'")
-    return torch.device("cuda", index)
+        device = accelerator or "cpu"
+    seen = 0
+    try:
+        resolved = torch.device(device)
+        if accelerator is None or resolved.type != accelerator.type:
+            torch.empty(0, device=resolved)  # the CPU, or a device of a package that is no accelerator of PyTorch
+            return resolved
+        seen = torch.accelerator.device_count()
+        index = torch.accelerator.current_device_index() if resolved.index is None else resolved.index
+        if index < seen:
+            return torch.device(resolved.type, index)
+    except (RuntimeError, AssertionError):  # PyTorch does not know the name, or was built without this device
+        pass
+    kind = str(device).partition(":")[0].upper()
+    raise ValueError(f"there is no device {device}: PyTorch sees {seen} {kind} devices; use 'cpu' or 'auto'")
+
+
+def stream_module(device: torch.device) -> Any:
+    """Return torch's module of an accelerator with streams, such as `torch.cuda`. Return `None` for other devices."""
+    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    return module if hasattr(module, "current_stream") else None
+
+
+@lru_cache
+def has_float64(device: Any) -> bool:
+    try:
+        torch.empty(0, dtype=torch.float64, device=device)
+    except TypeError:  # MPS
+        return False
+    return True
+
+
+def fit_dtype(tensor: torch.Tensor, device: Any) -> torch.Tensor:
+    """Return float64 as float32 if `device` has no float64. Return other tensors unchanged."""
+    return tensor if tensor.dtype != torch.float64 or has_float64(device) else tensor.float()
 
 
 def to_device(tree: Any, device: Any) -> Any:
-    return nest.map(lambda leaf: (leaf if isinstance(leaf, torch.Tensor) else as_tensor(leaf)).to(device), tree)
+    def move(leaf: Any) -> torch.Tensor:
+        return fit_dtype(leaf if isinstance(leaf, torch.Tensor) else as_tensor(leaf), device).to(device)
+
+    return nest.map(move, tree)
 
 
 def check_dtypes(path: str, tree: Any) -> None:
@@ -88,10 +124,11 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 class Transfer:
-    """Transfer of arrays to a device and back, with at most one wait (for a CUDA event) per step.
+    """Transfer of arrays to a device and back.
 
-    A pinned buffer is not overwritten while a copy may read it. Copies keep dtypes, except that bfloat16 returns as
-    float32. Not thread-safe. The policy must use (or join) the device's current stream.
+    With streams, a step waits at most once, for an event. A pinned buffer is not overwritten while a copy may read it.
+    Copies keep dtypes, with two exceptions: bfloat16 returns as float32, and float64 arrives as float32 on a device
+    without float64. Not thread-safe. The policy must use (or join) the device's current stream.
 
     Tensors from `to_device` belong to the caller. Arrays from `to_numpy` are valid until the next call of `to_numpy`.
     Buffers have `rows` rows, or more for a larger array.
@@ -99,10 +136,12 @@ class Transfer:
 
     def __init__(self, device: torch.device, rows: int) -> None:
         self.device, self._rows = device, rows
-        self.is_staged = device.type == "cuda"
+        self._module = stream_module(device)
+        self.is_staged = self._module is not None
         self._pinned: dict[int | str, torch.Tensor] = {}
         """Pinned buffers, by an input's index or an output's name."""
-        self._in_flight = False
+        self._in_flight: set[int | str] = set()
+        """Keys of pinned buffers that a queued copy may still use."""
         self._event: Any = None
         self._stream: Any = None
 
@@ -110,21 +149,18 @@ class Transfer:
         """Return arrays as tensors, without waiting for these copies."""
         if not self.is_staged:
             return to_device(tree, self.device)
-        self.wait_for_copies()  # earlier copies from these buffers may be in flight
-        numbers = count()
+        numbers, sent = count(), set[int | str]()
         try:
-            return nest.map(lambda leaf: self._send(leaf, next(numbers)), tree)
+            return nest.map(lambda leaf: self._send(leaf, next(numbers), sent), tree)
         finally:
-            self.record()
-            self._in_flight = True
+            self._record_copies(sent)
 
     def to_numpy(self, outputs: dict[str, Any]) -> dict[str, np.ndarray]:
         """Return tensors as arrays, after one wait for all copies."""
         if not self.is_staged:
             return {name: nest.as_array(value) for name, value in outputs.items()}
         arrays = {name: self._fetch(name, value) for name, value in outputs.items()}
-        self.record()
-        self._in_flight = True
+        self._record_copies({*arrays})
         self.wait_for_copies()
         return arrays
 
@@ -141,12 +177,20 @@ class Transfer:
     def wait_for_copies(self) -> None:
         if self._in_flight:
             self.wait()
-            self._in_flight = False
+            self._in_flight.clear()
 
-    def _send(self, array: Any, number: int) -> torch.Tensor:
+    def _record_copies(self, keys: set[int | str]) -> None:
+        if keys:
+            self.record()
+            self._in_flight |= keys
+
+    def _send(self, array: Any, number: int, sent: set[int | str]) -> torch.Tensor:
         if isinstance(array, torch.Tensor):
             return array.to(self.device)
-        source = self._buffer(number, array.shape, as_tensor(array[:0]).dtype)
+        if number in self._in_flight:
+            self.wait_for_copies()
+        sent.add(number)
+        source = self._buffer(number, array.shape, fit_dtype(as_tensor(array[:0]), self.device).dtype)
         np.copyto(source.numpy(), array)
         return self.upload(source)
 
@@ -177,9 +221,9 @@ class Transfer:
 
     def record(self) -> None:
         """Record the event after queued copies. If the stream has changed, first wait for the old stream's copies."""
-        stream = torch.cuda.current_stream(self.device)
+        stream = self._module.current_stream(self.device)
         if self._event is None:
-            self._event = torch.cuda.Event()
+            self._event = self._module.Event()
         elif self._in_flight and stream != self._stream:
             self._event.synchronize()
         self._event.record(stream)

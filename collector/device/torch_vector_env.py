@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from collector.device.tensors import Transfer, as_tensor, resolve_device, to_device, torch
+from collector.device.tensors import Transfer, as_tensor, has_float64, resolve_device, to_device, torch
 from vecenv import Partial, VectorEnvWrapper, nest
 from vecenv.layout import Leaf, common_layout
 from vecenv.nest import tensor_on_host
@@ -30,8 +30,9 @@ class TorchVectorEnv(VectorEnvWrapper):
                 obs[done], _ = venv.reset(done)
 
     Observations keep dtype, shape and nesting. `terminated` and `truncated` are bool. Rewards are cast to
-    `reward_dtype` on the CPU; float64 keeps every bit. If a call raises, `error.partial` has tensors. Infos
-    stay an array of dicts. Actions, ids and masks may be tensors on any device. Other attributes come from `venv`.
+    `reward_dtype` on the CPU; float64 keeps every bit. (MPS has no float64, so float64 arrives there as float32.) If a
+    call raises, `error.partial` has tensors. Infos stay an array of dicts. Actions, ids and masks may be tensors on any
+    device. Other attributes come from `venv`.
 
     docs/guarantees.md ("Copies") says who owns tensors.
 
@@ -41,7 +42,7 @@ class TorchVectorEnv(VectorEnvWrapper):
     Not thread-safe. Step and reset `venv` only through this object.
 
     Raises `TypeError` if `venv` is not a vector env, if observations cannot be tensors, or if `reward_dtype` is not
-    float16, float32 or float64. Raises `ValueError` for a missing CUDA device.
+    float16, float32 or float64. Raises `ValueError` for a device that PyTorch does not see.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -183,7 +184,7 @@ class TransformedOnDevice(TransformedVectorEnv):
 
         observations (numpy) --one copy per array--> device --transforms--> device --one copy per array--> numpy
 
-    Copies keep dtypes, so rewards stay float64. Transforms of actions get arrays.
+    Rewards are float64 before and after. Transforms of actions get arrays.
     """
 
     def __init__(self, venv: Any, transform: Any, device: Any) -> None:
@@ -209,8 +210,10 @@ class TransformedOnDevice(TransformedVectorEnv):
         with torch.no_grad():
             obs, rew, terminated, truncated = self._transfer.to_device((obs, rew, terminated, truncated))
             *tensors, info = super().map_step(obs, rew, terminated, truncated, info)
-        obs, *others = self._transfer.own_arrays(tuple(tensors))
-        return self._returned(tensors[0], obs), *others, info
+        obs, rew, terminated, truncated = self._transfer.own_arrays(tuple(tensors))
+        if not has_float64(self.device):
+            rew = rew.astype(np.float64)
+        return self._returned(tensors[0], obs), rew, terminated, truncated, info
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         with torch.no_grad():

@@ -221,7 +221,7 @@ def device_of_policy(job: Job) -> str:
 
         return str(resolve_device(job.device))
     except (ImportError, ValueError) as error:
-        of_torch = job.policy == "mlp" or job.checkpoint or job.device.startswith("cuda")
+        of_torch = job.policy == "mlp" or job.checkpoint or job.device not in ("auto", "cpu")
         if isinstance(error, ImportError) and not of_torch:
             return "cpu"  # policies without torch need no device
         raise JobError(str(error)) from None
@@ -296,5 +296,6 @@ def check_cluster(job: Job, cluster: str | None, actors: int | None) -> None:
             'backend = "ray" puts each env into an actor, and with --cluster whole episodes are given to tasks: leave '
             'it out, or name the backend of each task, such as backend = "shmem"'
         )
-    if job.device not in ("auto", "cpu", "cuda"):
-        raise JobError(f'device = "{job.device}": a task sees its own GPU only; use device = "cuda"')
+    name, _, number = job.device.partition(":")
+    if number:
+        raise JobError(f'device = "{job.device}": a task sees its own GPU only; use device = "{name}"')

@@ -102,7 +102,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             "my_module:policy": a function of a batch of observations, or a class that takes the observation space, the
             action space and `policy_kwargs`.
         checkpoint: File with the policy's `state_dict()` from `torch.save`, read with `weights_only=True`.
-        device: Device of the policy: "auto" (CUDA if available), "cpu", "cuda", "cuda:1".
+        device: Device of the policy: "auto" (an accelerator if available), "cpu", or an accelerator of PyTorch, such as
+            "cuda", "cuda:1", "xpu" or "mps".
         max_episode_steps: Truncate episodes at this length; default: the env's limit.
         on_error: "retry": a failed env's episode is retried alone. If all retries fail, the episode is skipped, and
             counts toward `max_failed`. "raise": the env's error ends the job. Whole episodes are kept.
@@ -175,8 +176,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise JobError(f'policy must be "random", "mlp" or "module:attr", got {self.policy!r}')
         if self.policy == "random" and (self.checkpoint or self.policy_kwargs):
             raise JobError("random actions have no checkpoint and no policy_kwargs; name a policy")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise JobError(f'device must be "auto", "cpu", "cuda" or "cuda:N", got {self.device!r}')
+        if not re.fullmatch(r"[a-z]+(:\d+)?", self.device):
+            raise JobError(
+                f'device must be "auto", "cpu", "cuda", "cuda:N" or another name of PyTorch, got {self.device!r}'
+            )
         if any(isinstance(each, Call) and each.frozen is not None for each in self.wrappers):
             raise JobError("wrappers: `frozen` is for transforms, which have statistics")
         for name in ("env_kwargs", "policy_kwargs"):

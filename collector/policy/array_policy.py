@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.basics.timing import Clock
+from collector.batch.forms import copy_of
 from collector.batch.step_extras import InfoExtras, RowLayout, check_policy_names, dtype_of_rows
 from collector.policy.action_trees import action_layouts, flatten, unflatten
 from collector.policy.collector_policy import CollectorPolicy, Outputs
@@ -111,7 +112,7 @@ class ArrayPolicy(CollectorPolicy):
         state.is_known = True  # first, so that `outputs` does not call `_learn_state` again
         try:
             with restored_generators():
-                self.outputs(nest.map(np.copy, obs), env_ids, infos)
+                self.outputs(nest.map(copy_of, obs), env_ids, infos)
         except Exception as error:
             state.is_known = False
             add_note(

@@ -27,6 +27,8 @@ class CollectorPolicy(ABC):
     """Source of random numbers if the collector has `episode_seeds`."""
     keeps_inputs = True
     """False if the policy never keeps or changes observations. Observations may then be views of the arena."""
+    places_obs = False
+    """True if batches are stored on the policy's device, so that observations need to be copied there only once."""
     layout: Mapping[str, RowLayout] = {}
     """Row shape and dtype of each output except Dict and Tuple actions."""
 
@@ -37,6 +39,10 @@ class CollectorPolicy(ABC):
         The arrays may be views of `obs`, so they are valid only until the envs step. `infos` `(N,)`: latest info of
         every env. With `noise`, `obs` has rows for all envs. Raises `ValueError` or `TypeError` for wrong outputs.
         """
+
+    def place(self, obs: Any) -> Any:
+        """Return observations as tensors on the policy's device, if `places_obs`."""
+        return obs
 
     def begin(self, env_ids: Any) -> None:  # noqa: B027  optional
         """Record that episodes begin in these envs."""

@@ -166,12 +166,15 @@ class KeyedNoise:
             return self._indices(probs), torch.int64
         if isinstance(distribution, families.Bernoulli):
             probs = distribution.probs
-            below = self._unit(probs.shape) < _checked(_float64(probs), probs >= 0)
+            on_host = _float64(probs)
+            below = self._unit(probs.shape) < _checked(on_host, on_host >= 0)
             return torch.from_numpy(below).to(probs.device), probs.dtype
         if isinstance(distribution, families.Normal):
+            from collector.device.tensors import to_device
+
             loc, scale = distribution.loc, distribution.scale
-            standard = torch.from_numpy(_normals(self._unit(loc.shape))).to(loc.device)
-            return loc.double() + scale.double() * standard, loc.dtype
+            standard = to_device(_normals(self._unit(loc.shape)), loc.device)
+            return loc.to(standard.dtype) + scale.to(standard.dtype) * standard, loc.dtype
         return None
 
     def _indices(self, probs: torch.Tensor) -> torch.Tensor:
@@ -192,9 +195,19 @@ class KeyedNoise:
 def _generator_states() -> list[Any]:
     states: list[Any] = [random.getstate(), pickle.dumps(np.random.get_state(legacy=False))]
     if (torch := sys.modules.get("torch")) is not None:
-        on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        states += [each.numpy().tobytes() for each in (torch.get_rng_state(), *on_cuda)]
+        kind, devices = _used_accelerators(torch)
+        on_devices = [getattr(torch, kind).get_rng_state(device) for device in devices]
+        states += [each.numpy().tobytes() for each in (torch.get_rng_state(), *on_devices)]
     return states
+
+
+def _used_accelerators(torch: Any) -> tuple[str, range]:
+    """Return the type and the numbers of the accelerators that have generators in this process."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    kind = "cuda" if device is None else device.type
+    # A question to the generators of CUDA would start CUDA. MPS has no `is_initialized`.
+    is_used = device is not None and getattr(getattr(torch, kind), "is_initialized", lambda: True)()
+    return kind, range(torch.accelerator.device_count() if is_used else 0)
 
 
 def _normals(unit: np.ndarray) -> np.ndarray:
@@ -217,10 +230,10 @@ def _checked(values: np.ndarray, valid: Any) -> np.ndarray:
 @contextmanager
 def restored_generators() -> Iterator[None]:
     torch = sys.modules.get("torch")
-    devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
+    kind, devices = ("", range(0)) if torch is None else _used_accelerators(torch)
     states = random.getstate(), np.random.get_state()
     try:
-        with nullcontext() if torch is None else torch.random.fork_rng(devices):
+        with nullcontext() if torch is None else torch.random.fork_rng(devices, device_type=kind):
             yield
     finally:
         random.setstate(states[0])

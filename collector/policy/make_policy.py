@@ -32,6 +32,7 @@ def make_policy(
     exploration: ExplorationType,
     device: Any = None,
     *,
+    storing_device: Any = None,
     clock: Clock | None = None,
     threads: int | None = None,
     job_seed: int | None = None,
@@ -42,8 +43,8 @@ def make_policy(
     """Return the policy of a collector.
 
     policy: `None` for random actions. clock: measures policy, transfers and checks. job_seed: seed of keyed noise, if
-        the collector has `episode_seeds`. Other arguments: `exploration_type`, `policy_device`, `policy_threads`,
-        `compile_policy`, `cudagraph_policy` and `info_keys` of the collector.
+        the collector has `episode_seeds`. Other arguments: `exploration_type`, `policy_device`, `storing_device`,
+        `policy_threads`, `compile_policy`, `cudagraph_policy` and `info_keys` of the collector.
     """
     clock = clock or Clock()
     noise = None if job_seed is None else KeyedNoise(job_seed, env.env_num)
@@ -73,7 +74,9 @@ def make_policy(
         on_device = getattr(env, "on_device", None) if getattr(env, "device", None) == target else None
         transfer = Transfer(target, len(rows))
         call = PolicyCall(policy, signature, len(rows), exploration, pick, **faster)
-        made: ArrayPolicy = TensorPolicy(call, check, clock, threads, columns, policy, transfer, on_device)
+        made: ArrayPolicy = TensorPolicy(
+            call, check, clock, threads, columns, policy, transfer, on_device, storing_device
+        )
     else:
         call = PolicyCall(policy, signature, len(rows), exploration, pick)
         made = ArrayPolicy(call, check, clock, threads, columns)

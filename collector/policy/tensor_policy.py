@@ -18,7 +18,7 @@ class TensorPolicy(ArrayPolicy):
     """Policy on tensors. Takes the arguments of `ArrayPolicy`, and:
 
     policy: the policy on its device. transfer: moves rows to the device and back. on_device: returns the tensors of
-        `obs` that are still on the device, or `None`.
+        `obs` that are still on the device, or `None`. storing_device: device of the batches, or `None` for arrays.
     """
 
     def __init__(
@@ -31,13 +31,20 @@ class TensorPolicy(ArrayPolicy):
         policy: Any,
         transfer: Transfer,
         on_device: Callable[[Any], Any] | None,
+        storing_device: Any = None,
     ) -> None:
         super().__init__(call, check, clock, threads if transfer.device.type == "cpu" else None, columns)
         self.keeps_inputs = not transfer.is_staged  # the device gets a copy of the observations
+        self.places_obs = storing_device == transfer.device and transfer.device.type != "cpu"
         self.module = policy if isinstance(policy, torch.nn.Module) else None
         self._transfer: Any = transfer
         self._on_device = on_device
         self._inputs_device: Any = None
+
+    def place(self, obs: Any) -> Any:
+        placed = self._transfer.to_device(self._placed(obs))
+        self._clock.lap("transfer")
+        return placed
 
     def _placed(self, obs: Any) -> Any:
         tensors = None if self._on_device is None else self._on_device(obs)

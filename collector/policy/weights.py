@@ -184,13 +184,13 @@ def _as_array(value: Any) -> Any:
 
 
 def _wait_for(values: Iterable[Any]) -> None:
-    """Wait for queued operations, because a thread with another CUDA stream may use these tensors."""
-    devices = {value.device for value in values if getattr(value, "is_cuda", False)}
-    if devices:
-        import torch
+    """Wait for queued operations, because a thread with another stream may use these tensors."""
+    from collector.device.tensors import stream_module, torch
 
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
+    devices = {value.device for value in values if isinstance(value, torch.Tensor)}
+    for device in devices:
+        if (module := stream_module(device)) is not None:
+            module.current_stream(device).synchronize()
 
 
 def _as_weight(name: str, value: Any, own: Any) -> Any:

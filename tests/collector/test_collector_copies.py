@@ -18,7 +18,7 @@ from collector import AsyncDataCollector, EpisodeSeeds, MLPPolicy, RandomPolicy,
 from collector.batch.rollout import FlatRollout
 from tests.support.collector_envs import backends, zeros
 from tests.support.countdown import BreaksOnce, Countdown, DictObs, PaysTwo, Tells
-from tests.support.device_double import LateTransfer
+from tests.support.devices import ACCELERATOR, needs_accelerator
 from tests.support.memory import Memory
 from vecenv import DummyVectorEnv, ShmemVectorEnv, VectorEnvWrapper, nest
 from vecenv.transforms import VecNorm
@@ -73,7 +73,7 @@ def hooked(collector: Any) -> Any:
 
 class Net(torch.nn.Module):
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(obs), dtype=torch.int64)
+        return torch.zeros(len(obs), dtype=torch.int64, device=obs.device)
 
 
 @backends
@@ -102,10 +102,10 @@ def test_copies_of_an_observation_in_an_asynchronous_collector() -> None:
     assert copies(ShmemVectorEnv, None, rollout, AsyncDataCollector) == 4
 
 
-def test_a_policy_on_a_device_needs_one_copy_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pinned buffer is reused, so only the copy on the device remains beside the batch."""
-    monkeypatch.setattr("collector.device.tensors.Transfer", LateTransfer)
-    assert copies(ShmemVectorEnv, Net(), rollout) == 1
+@needs_accelerator
+def test_a_policy_on_a_device_needs_one_copy_less() -> None:
+    """The pinned buffer is reused, so only the batch remains on the host."""
+    assert copies(ShmemVectorEnv, Net(), rollout, policy_device=ACCELERATOR) == 1
 
 
 class Same(VectorEnvWrapper):

@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 
 from gymnasium import spaces  # noqa: E402
 
-from collector import SyncDataCollector  # noqa: E402
+from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
 from collector.device.torch_vector_env import TransformedOnDevice  # noqa: E402
 from tests.support.backends import FULL  # noqa: E402
 from tests.support.collector_envs import kinds  # noqa: E402
-from tests.support.device_double import LateTransfer  # noqa: E402
+from tests.support.devices import ACCELERATOR, ON_ACCELERATOR, needs_accelerator  # noqa: E402
 from tests.support.transform_envs import IMAGE, VECTOR, Samples  # noqa: E402
 from vecenv import DummyVectorEnv, ShmemVectorEnv, TransformedVectorEnv, nest  # noqa: E402
 from vecenv.transforms import (  # noqa: E402
@@ -30,11 +30,9 @@ from vecenv.transforms import (  # noqa: E402
     StepCounter,
     TimeLimit,
     ToTensorImage,
-    Transform,
     VecNorm,
 )
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CHAINS = {
     "pictures": (IMAGE, lambda: Compose(ToTensorImage(), GrayScale(), Resize(6), CatFrames(4, -3))),
     "numbers": (VECTOR, lambda: [CatFrames(2, -1), RewardScaling(0.0, 0.1), ActionScaling()]),
@@ -91,22 +89,24 @@ def test_batches_are_those_of_a_transformed_vector_env(kind: type, chain: str) -
         assert_same(batches(ours), batches(others))
 
 
-@needs_cuda
-@chains
+@needs_accelerator
+@pytest.mark.parametrize(
+    "chain", ["numbers", *(pytest.param(chain, marks=FULL) for chain in CHAINS if chain != "numbers")]
+)
 def test_the_device_is_that_of_the_policy(chain: str) -> None:
     space, make = CHAINS[chain]
     seen = []
 
     def policy(obs: Any) -> torch.Tensor:
         seen.extend(nest.leaves(obs))
-        return Linear()(nest.map(lambda leaf: leaf.cpu(), obs)).to("cuda")
+        return Linear()(nest.map(lambda leaf: leaf.cpu(), obs)).to(ACCELERATOR)
 
     with SyncDataCollector(
-        ShmemVectorEnv(env_fns(space)), policy, frames_per_batch=30, transforms=make(), policy_device="cuda"
+        ShmemVectorEnv(env_fns(space)), policy, frames_per_batch=30, transforms=make(), policy_device=ACCELERATOR
     ) as collector:
         assert isinstance(collector.env, TransformedOnDevice)
         batches(collector)
-    assert {leaf.device.type for leaf in seen} == {"cuda"}
+    assert {leaf.device.type for leaf in seen} == {ACCELERATOR}
 
 
 def test_the_policy_gets_what_is_on_its_device_already() -> None:
@@ -194,30 +194,14 @@ def test_a_vector_env_stays_open_where_the_transforms_do_not_fit() -> None:
     assert made[0].is_closed
 
 
-class Launch(Transform):
-    """Transform that sees the memory as a kernel would: all queued copies have run."""
-
-    def transform_observation(self, obs: Any) -> Any:
-        LateTransfer.kernel()
-        return obs
-
-
-@kinds
+@pytest.mark.parametrize("kind", [SyncDataCollector, pytest.param(AsyncDataCollector, marks=FULL)])
 @chains
-@pytest.mark.parametrize("device", ["late", pytest.param("cpu", marks=FULL), pytest.param("cuda", marks=needs_cuda)])
-def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Includes a test double of CUDA. Its copies run as late as possible, and fail if their source was overwritten too
-    early.
-    """
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=FULL), ON_ACCELERATOR])
+def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str) -> None:
     space, make = CHAINS[chain]
-    LateTransfer.log.clear()
-    if device == "late":
-        monkeypatch.setattr("collector.device.torch_vector_env.Transfer", LateTransfer)
-    name = device.replace("late", "cpu")
-    venv = TransformedOnDevice(DummyVectorEnv(env_fns(space), copy=False), [Launch(), make()], name)
+    venv = TransformedOnDevice(DummyVectorEnv(env_fns(space), copy=False), make(), device)
     with (
         kind(DummyVectorEnv(env_fns(space)), Linear(), frames_per_batch=30, transforms=make()) as ours,
-        kind(venv, Linear().to(name), frames_per_batch=30) as others,
+        kind(venv, Linear().to(device), frames_per_batch=30) as others,
     ):
         assert_same(batches(others), batches(ours), 1e-5)
-    assert ("copy" in LateTransfer.log) == (device == "late")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,43 +16,20 @@ from collector import SyncDataCollector  # noqa: E402
 from collector.device.tensors import resolve_device  # noqa: E402
 from tests.support.backends import FULL  # noqa: E402
 from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, kinds, lean  # noqa: E402
-from tests.support.device_double import LateTransfer  # noqa: E402
+from tests.support.devices import ACCELERATOR, SIM, needs_accelerator, needs_cuda, needs_sim  # noqa: E402
 from tests.support.faulty import Counter  # noqa: E402
 from vecenv import DummyVectorEnv, ShmemVectorEnv  # noqa: E402
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 class Lean(torch.nn.Module):
-    """`lean` on tensors, which returns what it has seen; `before` is called as a kernel that needs its input."""
+    """`lean` on tensors, which returns what it has seen."""
 
-    def __init__(self, before: Callable[[], Any]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.bound = torch.nn.Parameter(torch.zeros(()))
-        self._before = before
 
     def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
-        self._before()
         return {"action": (obs[:, 2] > self.bound).long(), "seen": obs}
-
-
-class Device:
-    """A device for the policy: CUDA, or a double that copies as late as it may."""
-
-    def __init__(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.name = "cuda" if kind == "cuda" else "cpu"
-        self._kernel = LateTransfer.kernel if kind == "late" else lambda: None
-        if kind == "late":
-            monkeypatch.setattr("collector.device.tensors.Transfer", LateTransfer)
-
-    def policy(self) -> Lean:
-        return Lean(self._kernel)
-
-
-@pytest.fixture(params=["late", pytest.param("cuda", marks=needs_cuda)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
-    """A device that copies when it likes: nothing may be written to before, or read."""
-    return Device(request.param, monkeypatch)
 
 
 def course(collector: Any) -> list[Any]:
@@ -70,9 +46,10 @@ def course(collector: Any) -> list[Any]:
 
 @pytest.mark.parametrize(("backend", "copy"), [(ShmemVectorEnv, False), pytest.param(DummyVectorEnv, True, marks=FULL)])
 @kinds
-def test_the_data_is_that_of_a_policy_on_arrays(backend: Any, kind: type, copy: bool, device: Device) -> None:
+@needs_accelerator
+def test_the_data_is_that_of_a_policy_on_arrays(backend: Any, kind: type, copy: bool) -> None:
     """And what the policy has seen is what is stored, also where the device reads the memory that workers write to."""
-    collector = kind(backend(cartpoles(3), copy=copy), device.policy(), policy_device=device.name, frames_per_batch=60)
+    collector = kind(backend(cartpoles(3), copy=copy), Lean(), policy_device=ACCELERATOR, frames_per_batch=60)
     plain = kind(backend(cartpoles(3)), lean, frames_per_batch=60)
     for batch, want in zip(course(collector), course(plain), strict=True):
         assert_equal(arrays(batch), arrays(want))
@@ -80,9 +57,9 @@ def test_the_data_is_that_of_a_policy_on_arrays(backend: Any, kind: type, copy: 
 
 
 @kinds
-def test_new_weights_are_used_from_the_next_batch_on(kind: type, device: Device) -> None:
-    policy = device.policy()
-    with kind(DummyVectorEnv(cartpoles(3)), policy, policy_device=device.name, frames_per_batch=30) as collector:
+@needs_accelerator
+def test_new_weights_are_used_from_the_next_batch_on(kind: type) -> None:
+    with kind(DummyVectorEnv(cartpoles(3)), Lean(), policy_device=ACCELERATOR, frames_per_batch=30) as collector:
         collector.rollout()
         collector.update_policy_weights_({"bound": torch.tensor(-9.0)})  # below every angle
         first, second = collector.rollout(), collector.rollout()
@@ -94,59 +71,42 @@ def test_new_weights_are_used_from_the_next_batch_on(kind: type, device: Device)
 
 
 @kinds
-def test_batches_are_tensors_on_the_storing_device(kind: type, device: Device) -> None:
+@needs_accelerator
+def test_batches_are_tensors_on_the_storing_device(kind: type) -> None:
     found = []
-    for options in ({"storing_device": device.name}, {}):
+    for options in ({"storing_device": ACCELERATOR}, {}):
         venv = DummyVectorEnv(cartpoles(3))
-        with kind(venv, device.policy(), policy_device=device.name, frames_per_batch=30, **options) as collector:
+        with kind(venv, Lean(), policy_device=ACCELERATOR, frames_per_batch=30, **options) as collector:
             collector.set_seed(1)
             found.append(collector.rollout())
     stored, plain = found
     for name, column in arrays(stored).items():
-        assert column.device == resolve_device(device.name), name
+        assert column.device == resolve_device(ACCELERATOR), name
     assert_equal({name: column.cpu().numpy() for name, column in arrays(stored).items()}, arrays(plain))
 
 
 class TestRowsOfAPolicy:
-    """The envs of the rows and the state of a recurrent policy, on a device that nothing may wait for."""
-
-    @pytest.fixture(autouse=True)
-    def _nothing_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An index from this process would have to go to the device, and be waited for."""
-        monkeypatch.setattr("collector.device.tensors.Transfer", LateTransfer)
-
-        def refuse(*args: Any, **kwargs: Any) -> None:
-            raise AssertionError("this waits for the device")
-
-        for name in ("item", "cpu", "tolist", "to"):
-            monkeypatch.setattr(torch.Tensor, name, refuse)
-
-        def on_device(index: Callable[..., Any]) -> Callable[..., Any]:
-            def kernel(tensor: torch.Tensor, where: Any, *value: Any) -> Any:
-                assert not isinstance(where, np.ndarray), "this waits for the device"
-                if isinstance(where, torch.Tensor):
-                    LateTransfer.kernel()
-                return index(tensor, where, *value)
-
-            return kernel
-
-        for name in ("__getitem__", "__setitem__"):
-            monkeypatch.setattr(torch.Tensor, name, on_device(getattr(torch.Tensor, name)))
+    """The envs of the rows and the state of a recurrent policy need no wait of their own."""
 
     @kinds
+    @needs_accelerator
     @pytest.mark.parametrize("first", [None, 5])
     def test_they_go_the_way_of_the_observations(self, kind: Any, first: int | None) -> None:
         class Counts:
             def __call__(self, obs: Any, state: Any, env_id: Any) -> dict[str, Any]:
-                LateTransfer.kernel()
-                state = torch.zeros(len(obs), 1) if state is None else state
+                state = torch.zeros(len(obs), 1, device=obs.device) if state is None else state
                 seen = {"seen": state[:, 0], "id": env_id}
-                return {"action": torch.zeros(len(obs), dtype=torch.long), **seen, "state": state + 1}
+                return {"action": torch.zeros_like(obs[:, 0]), **seen, "state": state + 1}
 
         if first is not None:
-            Counts.initial_state = lambda self, k: torch.full((k, 1), float(first))  # type: ignore[attr-defined]
-        with kind(DummyVectorEnv(countdowns(2, 3, 7)), Counts(), frames_per_batch=12, policy_device="cpu") as collector:
+            Counts.initial_state = lambda self, k: torch.full((k, 1), float(first), device=ACCELERATOR)  # type: ignore[attr-defined]
+        options: dict[str, Any] = {"frames_per_batch": 12, "policy_device": ACCELERATOR}
+        with kind(DummyVectorEnv(countdowns(2, 3, 7)), Counts(), **options) as collector:
             batches = [collector.rollout().flatten() for _ in range(4)]
+            if SIM is not None and kind is SyncDataCollector:
+                SIM.counts.clear()
+                batches.append(collector.rollout().flatten())
+                assert SIM.counts["waits"] == 4
             collector.reset([1])
             batches.append(collector.rollout().flatten())
             batches.append(collector.collect(n_episode=4).batch.flatten())
@@ -154,17 +114,19 @@ class TestRowsOfAPolicy:
             np.testing.assert_array_equal(batch.extras["seen"], batch.step_count + (first or 0))
             np.testing.assert_array_equal(batch.extras["id"], batch.env_ids)
 
+    @needs_sim
     def test_a_state_stays_there_and_needs_nothing_in_mid_episode(self) -> None:
         def count(obs: Any, state: Any) -> Any:
-            LateTransfer.kernel()
-            return torch.zeros(len(obs), dtype=torch.long), torch.ones(len(obs), 4) if state is None else state + 1
+            state = torch.ones(len(obs), 4, device=obs.device) if state is None else state + 1
+            return torch.zeros_like(obs[:, 0]), state
 
         venv = DummyVectorEnv(countdowns(100, 100, 100))
-        with SyncDataCollector(venv, count, frames_per_batch=15, policy_device="cpu") as collector:
+        with SyncDataCollector(venv, count, frames_per_batch=15, policy_device="sim") as collector:
             collector.rollout()
-            LateTransfer.log.clear()
+            SIM.counts.clear()
             collector.rollout()
-        assert LateTransfer.log == ["copy", "record", "copy", "record", "wait"] * 5
+        del SIM.counts["upload_bytes"], SIM.counts["download_bytes"]
+        assert SIM.counts == {"uploads": 5, "downloads": 5, "waits": 5}
 
 
 @FULL
@@ -183,17 +145,17 @@ def test_a_faster_policy_gives_the_same_data(name: str, faster: dict[str, Any]) 
     found = []
     for options in ({}, faster):
         options |= {"frames_per_batch": 60, "policy_device": name}
-        found.append(course(SyncDataCollector(DummyVectorEnv(cartpoles(3)), Lean(lambda: None), **options)))
+        found.append(course(SyncDataCollector(DummyVectorEnv(cartpoles(3)), Lean(), **options)))
     for batch, want in zip(*found, strict=True):
         assert_equal(arrays(batch), arrays(want))
         np.testing.assert_array_equal(batch.extras["seen"], batch.obs)
 
 
-@needs_cuda
+@needs_accelerator
 @kinds
 def test_a_module_on_another_device_is_copied_and_the_copy_is_updated_on_request(kind: type) -> None:
-    policy = Lean(lambda: None)
-    with kind(cartpoles(3), policy, frames_per_batch=30, policy_device="cuda") as collector:
+    policy = Lean()
+    with kind(cartpoles(3), policy, frames_per_batch=30, policy_device=ACCELERATOR) as collector:
         collector.rollout()
         with torch.no_grad():
             policy.bound.fill_(-9.0)

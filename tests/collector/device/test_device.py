@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,22 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-from collector.device.tensors import Transfer, as_tensor, moved, resolve_device, to_device  # noqa: E402
-from tests.support.device_double import LateTransfer  # noqa: E402
-
-CUDA = torch.cuda.is_available()
-needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
-devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
-staged = pytest.mark.parametrize(
-    "transfer", [LateTransfer, pytest.param(lambda: Transfer(resolve_device("cuda"), 8), marks=needs_cuda)]
+from collector.device.tensors import (  # noqa: E402
+    Transfer,
+    as_tensor,
+    has_float64,
+    moved,
+    resolve_device,
+    to_device,
+)
+from tests.support.devices import (  # noqa: E402
+    ACCELERATOR,
+    FOUND,
+    SIM,
+    devices,
+    needs_accelerator,
+    needs_cuda,
+    needs_sim,
 )
 
 DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64, np.bool_]
@@ -36,11 +45,13 @@ def test_arrays_and_tensors_share_memory_on_the_cpu() -> None:
     assert np.shares_memory(transfer.to_numpy({"action": tensor})["action"], tensor.numpy())
 
 
-class TestStagedRounds:
-    """On a device that copies as late as it may, and on CUDA."""
+def transfer(rows: int = 8) -> Transfer:
+    return Transfer(resolve_device(ACCELERATOR), rows)
 
-    @staged
-    def test_every_dtype_form_and_number_of_rows_comes_back_as_it_went(self, transfer: Any) -> None:
+
+class TestStagedRounds:
+    @needs_accelerator
+    def test_every_dtype_form_and_number_of_rows_comes_back_as_it_went(self) -> None:
         """In buffers that are made in any mode, and used in any other."""
         ours, kept = transfer(), []
         arrays = [rows(8, dtype) for dtype in DTYPES] + [rows(3), rows(20), rows(2)[:, :1], rows(2)[::2, :, :1]]
@@ -48,7 +59,6 @@ class TestStagedRounds:
         for i, array in enumerate(arrays):
             with torch.inference_mode(i % 3 == 0):
                 tensors = ours.to_device({"a": array, "b": (array, array[:, :1])})
-                LateTransfer.kernel()
                 back = ours.to_numpy({"x": tensors["a"], "y": tensors["b"][1]})
             for found, expected in ((back["x"], array), (back["y"], array[:, :1])):
                 assert found.dtype == expected.dtype
@@ -57,74 +67,82 @@ class TestStagedRounds:
         for tensor, array in zip(kept, arrays, strict=True):  # they belong to the caller, and never change later
             np.testing.assert_array_equal(tensor.cpu().numpy(), array)
 
-    @staged
-    def test_bfloat16_comes_back_as_float32(self, transfer: Any) -> None:
-        ours = transfer()
-        given = torch.full((8,), 1 / 3, dtype=torch.bfloat16, device=ours.device)
-        back = ours.to_numpy({"x": given})["x"]
+    @needs_accelerator
+    def test_bfloat16_comes_back_as_float32(self) -> None:
+        given = torch.full((8,), 1 / 3, dtype=torch.bfloat16, device=ACCELERATOR)
+        back = transfer().to_numpy({"x": given})["x"]
         assert back.dtype == np.float32
         np.testing.assert_array_equal(back, given.float().cpu().numpy())
 
-    def test_a_round_is_a_copy_each_way_and_one_wait_and_nothing_else_blocks(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refuse(*args: Any, **kwargs: Any) -> None:
-            raise AssertionError("this waits for the device")
-
-        monkeypatch.setattr(torch.cuda, "synchronize", refuse)
-        for name in ("item", "cpu", "tolist"):
-            monkeypatch.setattr(torch.Tensor, name, refuse)
-        transfer = LateTransfer()
-        for seed in range(50):
-            transfer.log.clear()
+    @needs_sim
+    def test_a_round_is_a_copy_each_way_and_one_wait(self) -> None:
+        ours = transfer()
+        for seed in range(20):
+            SIM.counts.clear()
             obs = {"a": rows(8 - seed % 3, seed=seed), "b": rows(8 - seed % 3, np.int64, seed)}
-            tensors = transfer.to_device(obs)
-            assert "wait" not in transfer.log
-            transfer.kernel()
-            outputs = transfer.to_numpy({"action": tensors["a"] + 1, "value": tensors["b"]})
+            tensors = ours.to_device(obs)
+            assert not SIM.counts["waits"]
+            outputs = ours.to_numpy({"action": tensors["a"] + 1, "value": tensors["b"]})
             np.testing.assert_array_equal(outputs["action"], obs["a"] + 1)
             np.testing.assert_array_equal(outputs["value"], obs["b"])
-            if seed == 0:
-                assert transfer.log.count("pinned") == 4
-        assert transfer.log == ["copy", "copy", "record", "copy", "copy", "record", "wait"]
+            sent = sum(array.nbytes for array in obs.values())
+            assert SIM.counts == {
+                "uploads": 2,
+                "downloads": 2,
+                "upload_bytes": sent,
+                "download_bytes": sent,
+                "waits": 1,
+            }
 
+    @needs_sim
     @pytest.mark.parametrize("error", [False, True])
     def test_after_a_round_that_failed_its_input_is_waited_for(self, error: bool) -> None:
-        transfer = LateTransfer()
-        transfer.log.clear()
+        ours, first = transfer(), rows(8)
+        SIM.counts.clear()
         if error:
             with pytest.raises(TypeError, match="object"):
-                transfer.to_device({"a": rows(8), "b": np.array([None, 1])})
+                ours.to_device({"a": first, "b": np.array([None, 1])})
         else:
-            transfer.to_device(rows(8))  # and then the policy raises
-        assert "wait" not in transfer.log
-        transfer.to_device(rows(8, seed=1))
-        assert transfer.log.count("wait") == 1
+            tensor = ours.to_device(first)  # and then the policy raises
+        assert not SIM.counts["waits"]
+        ours.to_device(rows(8, seed=1))
+        assert SIM.counts["waits"] == 1
+        if not error:
+            np.testing.assert_array_equal(tensor.cpu().numpy(), first)
 
-    def test_copies_on_two_streams_are_both_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With CUDA's objects replaced."""
-        current, log = ["first"], list[str]()
+    @needs_sim
+    def test_copies_on_two_streams_are_both_waited_for(self) -> None:
+        ours, first, second = transfer(), rows(8), rows(8, seed=1)
+        with SIM.use_stream(SIM.Stream()):
+            tensor = ours.to_device(first)
+        back = ours.to_numpy({"x": torch.ones(4, device=ACCELERATOR)})["x"]
+        np.testing.assert_array_equal(back, np.ones(4))
+        other = ours.to_device(second)
+        np.testing.assert_array_equal(tensor.cpu().numpy(), first)
+        np.testing.assert_array_equal(other.cpu().numpy(), second)
 
-        class Event:
-            def record(self, stream: str) -> None:
-                log.append(f"recorded on {stream}")
 
-            def synchronize(self) -> None:
-                log.append("waited")
+class TestWithoutFloat64:
+    """As on MPS, which has no streams either."""
 
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current[0])
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        transfer = Transfer(torch.device("cpu"), 4)
-        transfer.is_staged = True
-        monkeypatch.setattr(transfer, "pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
-        transfer.to_device(rows(4))
-        transfer.to_numpy({"x": torch.zeros(4)})
-        assert log == ["recorded on first", "recorded on first", "waited"]
-        log.clear()
-        transfer.to_device(rows(4))
-        current[0] = "second"
-        transfer.to_numpy({"x": torch.zeros(4)})
-        assert log == ["recorded on first", "waited", "recorded on second", "waited"]
+    @pytest.fixture(autouse=True)
+    def _refused(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        if SIM is not None:
+            monkeypatch.setattr(SIM, "refused_dtypes", {torch.float64})
+        has_float64.cache_clear()
+        yield
+        has_float64.cache_clear()
+
+    @needs_sim
+    @pytest.mark.parametrize("streams", [False, True])
+    def test_float64_arrives_as_float32(self, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        if not streams:
+            monkeypatch.delattr(SIM.Module, "current_stream")
+        ours, array = transfer(), rows(8, np.float64)
+        assert ours.is_staged == streams
+        back = ours.to_numpy({"x": ours.to_device({"a": array})["a"] + 1})["x"]
+        np.testing.assert_array_equal(back, array.astype(np.float32) + 1)
+        assert to_device((array,), ACCELERATOR)[0].dtype == torch.float32
 
 
 @needs_cuda
@@ -174,14 +192,18 @@ class TestConversions:
 
 
 class TestDevices:
-    def test_auto_is_cuda_where_there_is_one(self) -> None:
-        assert resolve_device("auto").type == ("cuda" if CUDA else "cpu")
+    def test_auto_is_an_accelerator_where_there_is_one(self) -> None:
+        assert resolve_device("auto").type == (ACCELERATOR if FOUND else "cpu")
         assert resolve_device("cpu") == torch.device("cpu")
 
-    def test_a_cuda_device_that_is_not_there_is_an_error(self) -> None:
-        with pytest.raises(ValueError, match=r"no device cuda:99: PyTorch sees \d+ CUDA devices"):
-            resolve_device("cuda:99")
+    @pytest.mark.parametrize("name", ["cuda:99", "xpu", "mps", "tpu", f"{ACCELERATOR}:99"])
+    def test_a_device_that_is_not_there_is_an_error(self, name: str) -> None:
+        if FOUND and name == ACCELERATOR:
+            pytest.skip("there is one")
+        kind = name.partition(":")[0].upper()
+        with pytest.raises(ValueError, match=rf"no device {name}: PyTorch sees \d+ {kind} devices"):
+            resolve_device(name)
 
-    @needs_cuda
-    def test_cuda_gets_its_index(self) -> None:
-        assert resolve_device("cuda") == torch.device("cuda", torch.cuda.current_device())
+    @needs_accelerator
+    def test_an_accelerator_gets_its_index(self) -> None:
+        assert resolve_device(ACCELERATOR) == torch.device(ACCELERATOR, torch.accelerator.current_device_index())

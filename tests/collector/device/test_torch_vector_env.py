@@ -17,12 +17,9 @@ from collector.device.math_libraries import rows_are_exact  # noqa: E402
 from collector.device.tensors import resolve_device  # noqa: E402
 from tests.support.backends import FULL  # noqa: E402
 from tests.support.cases import Records, Writes, counting, playing  # noqa: E402
-from tests.support.device_double import LateTransfer  # noqa: E402
+from tests.support.devices import ACCELERATOR, SIM, devices, needs_accelerator, needs_sim  # noqa: E402
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest  # noqa: E402
 from vecenv.transforms import RewardSum, VecNorm  # noqa: E402
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 
 rows = pytest.mark.parametrize(
     ("backend", "copy", "form"),
@@ -176,29 +173,27 @@ class TestOnTheCpu:
 
 
 class TestRounds:
-    """On a device that copies as late as it may."""
-
-    @pytest.fixture(autouse=True)
-    def _late(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("collector.device.torch_vector_env.Transfer", LateTransfer)
-
+    @needs_sim
     def test_a_step_is_one_copy_a_leaf_and_one_wait(self) -> None:
-        with TorchVectorEnv(DummyVectorEnv(counting(3, form="dict")), "cpu") as venv:
+        with TorchVectorEnv(DummyVectorEnv(counting(3, form="dict")), ACCELERATOR) as venv:
             venv.reset()
-            for i in range(4):
-                LateTransfer.log.clear()
-                obs = venv.step(torch.full((3,), i))[0]
-            copies = len(list(nest.leaves(obs))) + 3
-            assert LateTransfer.log == ["copy", "record", "wait"] + ["copy"] * copies + ["record"]
+            actions = [torch.full((3,), i, device=ACCELERATOR) for i in range(4)]
+            for action in actions:
+                SIM.counts.clear()
+                obs = venv.step(action)[0]
+            counts = SIM.counts
+            assert (counts["downloads"], counts["waits"]) == (1, 1)
+            assert counts["uploads"] == len(list(nest.leaves(obs))) + 3
 
+    @needs_accelerator
     @pytest.mark.parametrize("copy", [False, pytest.param(True, marks=FULL)])
     def test_envs_write_nothing_that_is_still_being_copied(self, copy: bool) -> None:
-        """Nor does the one on another device, around the same envs."""
+        """Nor does a second object around the same envs."""
         with (
-            TorchVectorEnv(ShmemVectorEnv(counting(3, form="dict"), copy=copy), "cpu") as venv,
+            TorchVectorEnv(ShmemVectorEnv(counting(3, form="dict"), copy=copy), ACCELERATOR) as venv,
             DummyVectorEnv(counting(3, form="dict")) as plain,
         ):
-            other = venv.to("cpu")
+            other = venv.to(ACCELERATOR)
             assert other is not venv
             assert other.venv is venv.venv
             got, want = [venv.reset()[0]], [plain.reset()[0]]
@@ -211,7 +206,6 @@ class TestRounds:
                     got.append(one.recv()[0]), want.append(plain.step(actions.numpy())[0])
                 else:
                     got.append(one.step(actions)[0]), want.append(plain.step(actions.numpy())[0])
-            LateTransfer.kernel()
             for tensors, arrays in zip(got, want, strict=True):
                 same(tensors, arrays)
 

@@ -93,7 +93,7 @@ class TestFiles:
             ("shard_seconds = inf", "shard_seconds: Expected `float` <= 1000000000.0, got inf"),
             ("policy = 'clever'", 'policy must be "random", "mlp" or "module:attr", got \'clever\''),
             ("checkpoint = 'w.pt'", "random actions have no checkpoint"),
-            ("device = 'tpu'", 'device must be "auto", "cpu", "cuda" or "cuda:N", got \'tpu\''),
+            ("device = 'cuda:x'", 'device must be "auto", "cpu", "cuda", "cuda:N" or another'),
             ("env_kwargs.deep = 1", "cannot be read"),
             ("[[", "cannot be read"),
         ):
@@ -445,12 +445,13 @@ class TestCommandLine:
             assert arguments[0] in error
             assert message in error
 
-    def test_cuda_that_is_not_there_is_an_error(self, file: Path, tmp_path: Path, capsys: Any) -> None:
-        if pytest.importorskip("torch").cuda.is_available():
+    @pytest.mark.parametrize("device", ["cuda", "tpu"])
+    def test_a_device_that_is_not_there_is_an_error(self, device: str, file: Path, tmp_path: Path, capsys: Any) -> None:
+        if pytest.importorskip("torch").cuda.is_available() and device == "cuda":
             pytest.skip("there is a CUDA device")
-        flags = ["--policy", "mlp", "--device", "cuda", "--no-plot", "--out", str(tmp_path / "a")]
+        flags = ["--policy", "mlp", "--device", device, "--no-plot", "--out", str(tmp_path / "a")]
         assert main(["run", str(file), *flags]) == 2
-        assert "PyTorch sees 0 CUDA devices; use 'cpu' or 'auto'" in capsys.readouterr().err
+        assert f"PyTorch sees 0 {device.upper()} devices; use 'cpu' or 'auto'" in capsys.readouterr().err
 
     def test_an_env_whose_episodes_never_end_is_noted(self, tmp_path: Path, capsys: Any) -> None:
         options = ["--env", "Pendulum-v1", "--max-episode-steps", "400", "--steps", "100", "--num-envs", "1"]

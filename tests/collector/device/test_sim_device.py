@@ -1,0 +1,237 @@
+"""The simulated accelerator `sim` is as late as a GPU may be, and hides its memory from the host."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from collector import SyncDataCollector, TorchVectorEnv
+from collector.device.tensors import Transfer
+from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
+from tests.support.devices import SIM, needs_sim
+from tests.support.transform_envs import Samples
+from vecenv import DummyVectorEnv
+from vecenv.transforms import CatFrames
+
+
+def pinned(value: float) -> torch.Tensor:
+    return torch.empty(3, pin_memory=True).fill_(value)
+
+
+@needs_sim
+def test_a_copy_reads_pinned_memory_when_it_runs_and_other_memory_at_once() -> None:
+    early, late = torch.full((3,), 1.0), pinned(1.0)
+    copies = early.to("sim", non_blocking=True), late.to("sim", non_blocking=True)
+    early.fill_(2.0), late.fill_(2.0)
+    assert [each.cpu().tolist() for each in copies] == [[1.0] * 3, [2.0] * 3]
+    with_wait = late.to("sim")
+    late.fill_(3.0)
+    assert with_wait.tolist() == [2.0] * 3
+
+
+@needs_sim
+def test_a_result_is_on_the_host_after_its_event_and_not_before() -> None:
+    target, tensor = pinned(0.0), torch.ones(3, device="sim") + 1
+    target.copy_(tensor, non_blocking=True)
+    event = torch.sim.Event()
+    event.record()
+    assert not event.query()
+    assert target.isnan().all()
+    event.synchronize()
+    assert event.query()
+    assert target.tolist() == [2.0] * 3
+
+
+@needs_sim
+def test_streams_do_not_wait_for_each_other_without_an_event() -> None:
+    for waits in (False, True):
+        other = torch.sim.Stream()
+        with torch.sim.stream(other):
+            tensor = torch.ones(3, device="sim") * 2
+        if waits:
+            torch.sim.current_stream().wait_stream(other)
+        assert (tensor + 1).tolist() == ([3.0] * 3 if waits else pytest.approx([math.nan] * 3, nan_ok=True))
+
+
+@needs_sim
+def test_the_host_reads_tensors_only_through_copies() -> None:
+    tensor = torch.ones(3, device="sim")
+    for read in (
+        lambda: tensor.numpy(),
+        lambda: np.asarray(tensor),
+        lambda: np.array([tensor]),
+        lambda: memoryview(tensor),
+    ):
+        with pytest.raises(TypeError):
+            read()
+    with pytest.raises(RuntimeError, match="sim and on cpu"):
+        tensor + torch.ones(3)
+    with pytest.raises(RuntimeError, match="sim and on cpu"):
+        torch.cat([torch.ones(3), tensor])
+    assert tensor.tolist() == [1.0] * 3
+    assert tensor[0].item() == 1.0
+
+
+@needs_sim
+def test_views_strides_and_writes_are_those_of_torch() -> None:
+    ours, theirs = torch.arange(24.0, device="sim").view(2, 3, 4), torch.arange(24.0).view(2, 3, 4)
+    found = []
+    for tensor in (ours, theirs):
+        moved = tensor.transpose(0, 1)[:, :, 1:]
+        moved[1] += 10
+        moved[torch.tensor([0, 2], device=tensor.device), 1] = -1
+        kept = tensor[tensor > 3]
+        found.append(
+            [moved, moved.reshape(3, 6), moved.contiguous(), kept, moved.sum(0).bool().long(), copy.deepcopy(tensor)]
+        )
+    for left, right in zip(*found, strict=True):
+        assert left.device.type == "sim"
+        assert left.stride() == right.stride()
+        assert torch.equal(left.cpu(), right)
+
+
+@needs_sim
+def test_gradients_and_optimisers_work() -> None:
+    found = []
+    for device in ("sim", "cpu"):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).to(device)
+        optimiser, inputs = torch.optim.Adam(net.parameters(), 0.1), torch.linspace(0, 1, 6).view(2, 3).to(device)
+        for _ in range(3):
+            optimiser.zero_grad()
+            net(inputs).square().mean().backward()
+            optimiser.step()
+        found.append([each.detach().cpu() for each in net.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+def check_steps() -> None:
+    """Check the observations of steps that follow each other without a result on the host."""
+    actions = np.ones(3, np.int64)
+    with DummyVectorEnv(countdowns(9, 9, 9)) as plain, DummyVectorEnv(countdowns(9, 9, 9)) as inner:
+        venv = TorchVectorEnv(inner, "sim")
+        found, expected = [venv.reset()[0]], [plain.reset()[0]]
+        for _ in range(3):
+            found.append(venv.step(actions)[0]), expected.append(plain.step(actions)[0])
+        for tensor, array in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(tensor.cpu().numpy(), array)
+
+
+def check_data() -> None:
+    """Check the data of a collector."""
+    batches = []
+    for policy, options in ((lean, {}), (Pushes(), {"policy_device": "sim"})):
+        with SyncDataCollector(DummyVectorEnv(cartpoles(3)), policy, frames_per_batch=30, **options) as collector:
+            collector.set_seed(0)
+            batches.append(arrays(collector.rollout()))
+    assert_equal(*batches)
+
+
+def check_copies() -> None:
+    """Check that a round copies each array once, and waits once, if batches stay on the host."""
+    with SyncDataCollector(cartpoles(3), Pushes(), frames_per_batch=30, policy_device="sim") as collector:
+        collector.rollout()
+        SIM.counts.clear()
+        collector.rollout()
+    counts = SIM.counts
+    assert (counts["uploads"], counts["downloads"], counts["waits"]) == (10, 10, 10)
+
+
+PICTURE = spaces.Box(0, 255, (40, 40, 3), np.uint8)
+COLUMNS = 13
+"""Columns of a batch without observations, which are copied after the last round."""
+
+
+def counts_of_a_batch(**options: Any) -> tuple[Any, int, int]:
+    """Return the counts of a stored batch, the number of its rounds, and the bytes of its observations and actions."""
+    envs = [partial(Samples, PICTURE, length, spaces.Discrete(2)) for length in (50, 61, 1000)]
+    with SyncDataCollector(envs, Brightness(), frames_per_batch=120, device="sim", **options) as collector:
+        collector.rollout()
+        SIM.counts.clear()
+        batch = collector.rollout()
+    return SIM.counts, batch.shape[1], batch.obs.nbytes + batch.action.nbytes
+
+
+def check_bytes() -> None:
+    """Check that an observation is copied to the device once, if batches are stored there."""
+    counts, rounds, size = counts_of_a_batch()
+    assert (counts["downloads"], counts["waits"]) == (rounds, rounds + COLUMNS)
+    assert counts["upload_bytes"] + counts["download_bytes"] <= 1.05 * size
+
+
+@needs_sim
+def test_stored_observations_of_a_transform_on_the_device_are_not_copied_there_again() -> None:
+    counts, _, size = counts_of_a_batch(transforms=CatFrames(2, -1))
+    assert counts["upload_bytes"] <= 1.2 * size / 2  # the transform doubles the size, on the device
+
+
+class Brightness(torch.nn.Module):
+    """Policy that writes into its input, which must not be the memory of the batch."""
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        action = (obs.flatten(1).float().mean(1) > 127).long()
+        obs.fill_(0)
+        return action
+
+
+@needs_sim
+def test_a_policy_may_write_into_observations_that_the_batch_keeps() -> None:
+    envs, found = [partial(Samples, PICTURE, length, spaces.Discrete(2)) for length in (4, 5)], []
+    for options in ({"policy_device": "sim"}, {"device": "sim"}, {"device": "sim", "init_random_frames": 20}):
+        with SyncDataCollector(envs, Brightness(), frames_per_batch=20, **options) as collector:
+            collector.set_seed(0)
+            batches = [collector.next(), collector.next()][options.keys() >= {"init_random_frames"} :]
+            found.append([each.obs.cpu() if options.get("device") else torch.as_tensor(each.obs) for each in batches])
+    assert all(map(torch.equal, *found[:2]))
+    assert all(each.any() for batches in found for each in batches)
+
+
+class Pushes(torch.nn.Module):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return (obs[:, 2] > 0).long()
+
+
+to_device = Transfer.to_device
+
+
+def without_wait(transfer: Transfer, tree: Any) -> Any:
+    transfer._in_flight.clear()
+    return to_device(transfer, tree)
+
+
+def twice(transfer: Transfer, tree: Any) -> Any:
+    to_device(transfer, tree)
+    return to_device(transfer, tree)
+
+
+FAULTS: dict[str, tuple[str, Any, Callable[[], None]]] = {
+    "a buffer is reused before its event": ("to_device", without_wait, check_steps),
+    "results are read before their event": ("wait", lambda transfer: None, check_data),
+    "the event is recorded only once": ("record", None, check_data),
+    "observations are copied twice": ("to_device", twice, check_copies),
+    "stored observations are copied again": ("to_device", twice, check_bytes),
+}
+
+
+@needs_sim
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_transfers_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, patch, check = FAULTS[fault]
+    check()
+    record = Transfer.record
+
+    def record_once(transfer: Transfer) -> None:
+        if transfer._event is None:
+            record(transfer)
+
+    monkeypatch.setattr(Transfer, name, patch or record_once)
+    with pytest.raises(AssertionError):
+        check()
