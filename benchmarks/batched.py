@@ -9,19 +9,21 @@ numbers. `batched_simulators.py` has simulators of numpy, torch and JAX. The rea
 and ManiSkill's Empty-v1, which is a single env on a CPU. Simulators that are not installed are left out.
 
 Both contenders of a row are in this process, and have a simulator each. A round measures each contender for the same
-time, in turn. A ratio compares the rounds per second of vecenv and of the simulator alone, in the same round. The table
-has the median, the lowest and the highest ratio. torch has one thread.
+time, in turn. The figures are rounds per CPU second of this process, so that other programs do not count. A ratio
+compares vecenv with the simulator alone, in the same round. The table has the median, the lowest and the highest ratio.
+torch and numpy have one thread.
 
 - from_gymnasium, SB3VecEnv: `step` with actions that were drawn before. Envs reset in the step that ends the episode.
 - collector: batches of 32 steps by a network with two hidden layers of 64, on the device of the simulator, compared
   with a loop that writes into tensors.
-- memory: additional memory, and the time, of a step in which all of 2,048 envs end. Each figure is from a new process.
+- memory: additional memory, and the CPU time, of a step in which all of 2,048 envs end. Each line is a new process.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import subprocess
 import sys
 import time
@@ -30,6 +32,8 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy reads it when it is imported
 
 import gymnasium as gym
 import numpy as np
@@ -79,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="ROW", help=", ".join(names))
     parser.add_argument("--envs", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each contender in a round")
+    parser.add_argument("--seconds", type=float, default=0.3, help="CPU seconds of each contender in a round")
     parser.add_argument("--quick", action="store_true", help="only a check that each row runs")
     parser.add_argument("--ending-step", metavar="CONTENDER", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -129,8 +133,8 @@ def measure(steps: list[Step], rounds: int, seconds: float) -> list[tuple[float,
 
 
 def rate(step: Step, seconds: float) -> float:
-    count, begin = 0, time.perf_counter()
-    while (spent := time.perf_counter() - begin) < seconds or not count:
+    count, begin = 0, time.process_time()
+    while (spent := time.process_time() - begin) < seconds or not count:
         step()
         count += 1
     return count / spent
@@ -265,9 +269,9 @@ def ending_step(contender: str, envs: int) -> tuple[float, float]:
     for _ in range(5):  # the third step ends episodes, and warms up
         step()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before, begin = _kilobytes("VmRSS"), time.perf_counter()
+    before, begin = _kilobytes("VmRSS"), time.process_time()
     results = step()
-    spent = time.perf_counter() - begin
+    spent = time.process_time() - begin
     del results
     return (_kilobytes("VmHWM") - before) / 1024, spent
 

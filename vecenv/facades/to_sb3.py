@@ -72,10 +72,10 @@ class SB3VecEnv(Layer, VecEnv):
         self._has_own_step = engine is None
         self._resets_in_step = self._driver.autoresets
         self._copies_infos = self._driver.hosts_here
+        self._steps_together = getattr(self.venv, "steps_together", False)
         self._has_own_halves = all(
             getattr(type(self), name) is getattr(SB3VecEnv, name) for name in ("step_async", "step_wait")
         )
-        self._plain_infos = [{"TimeLimit.truncated": False}] * self.venv.env_num
         self._actions: Any = None
         self._pending = False
         super().__init__(self.venv.env_num, self.venv.observation_space[0], self.venv.action_space[0])
@@ -144,30 +144,37 @@ class SB3VecEnv(Layer, VecEnv):
                 "for example with gymnasium.wrappers.TransformReward(env, sum)"
             )
         dones = terminated | truncated
-        infos = list(map(dict.copy, self._plain_infos))
-        for i, info in env_infos.items():
-            infos[i] = {**info, "TimeLimit.truncated": False}
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if env_infos:
+            env_infos = dict(env_infos.items())
+            for i, info in env_infos.items():
+                infos[i] = info
         if self._driver.engine is None:  # a wrapper may return views
             obs = nest.map(_own, obs)
+        last_obs: dict[int, Any] = {}
         if dones.any():
-            self._end_episodes((obs, rewards, terminated, truncated, env_infos), dones.nonzero()[0].tolist(), infos)
+            ids = dones.nonzero()[0].tolist()
+            ended = self._end_episodes((obs, rewards, terminated, truncated, env_infos), ids)
+            last_obs = dict(zip(ids, ended.last_obs, strict=True))
+            for i, last_info in zip(ids, ended.last_infos, strict=True):
+                self.reset_infos[i], infos[i] = ended.infos[i], dict(last_info)
+        for info, is_cut in zip(infos, (truncated > terminated).tolist(), strict=True):
+            info["TimeLimit.truncated"] = is_cut
+        for i, last in last_obs.items():
+            infos[i]["terminal_observation"] = last
+        if self._steps_together:
+            infos = [_readable(info) for info in infos]
         if self._copies_infos and env_infos:  # as SB3; infos from other processes are copies already
             infos = [info if _is_plain(info) else copy_if_possible(info) for info in infos]
         return obs, rewards.astype(np.float32), dones, infos
 
-    def _end_episodes(self, step: StepById, ids: list[int], infos: list[dict[str, Any]]) -> None:
+    def _end_episodes(self, step: StepById, ids: list[int]) -> EndedStep:
+        """Reset the envs `ids`, unless the step has reset these envs."""
         ended = EndedStep(step, ids, self._resets_in_step)
         if ended.not_reset:
             first_obs, first_infos = self._driver.reset(ended.not_reset)
             ended.begin(first_obs, dict(zip(ended.not_reset, first_infos, strict=True)))
-        _, _, terminated, truncated, _ = step
-        for i, last_obs, last_info in zip(ids, ended.last_obs, ended.last_infos, strict=True):
-            self.reset_infos[i] = ended.infos[i]
-            infos[i] = {
-                **last_info,
-                "TimeLimit.truncated": bool(truncated[i] > terminated[i]),
-                "terminal_observation": last_obs,
-            }
+        return ended
 
     def _drop_pending(self) -> None:
         self._pending = False
@@ -205,8 +212,7 @@ class SB3VecEnv(Layer, VecEnv):
             raise TypeError(f"set_options() takes one dict, or a list of one dict for each env; got {options!r}")
         if isinstance(options, (list, tuple)) and len(options) != self.num_envs:
             raise ValueError(f"got {len(options)} options for {self.num_envs} envs; pass one dict, or one for each")
-        together = getattr(self.venv, "steps_together", False)
-        if together and any(entry is not each[0] and (entry or each[0]) for entry in each):
+        if self._steps_together and any(entry is not each[0] and (entry or each[0]) for entry in each):
             raise ValueError(f"{self.venv!r} resets all its envs together: pass one dict of options for all envs")
         super().set_options(options)
 
@@ -318,6 +324,20 @@ def _is_plain(info: dict[str, Any]) -> bool:
         value.__class__ in IMMUTABLE_TYPES or (value.__class__ is np.ndarray and value.dtype != object)
         for value in info.values()
     )
+
+
+def _readable(info: dict[str, Any]) -> dict[str, Any]:
+    """Return a simulator's info as SB3 can read it: the last observation is an array, and `episode` has a return."""
+    if (last_obs := info.get("terminal_observation")) is not None:
+        info["terminal_observation"] = nest.map(_as_array, last_obs)
+    if isinstance(episode := info.get("episode"), dict) and "r" not in episode:
+        del info["episode"]
+    return info
+
+
+def _as_array(leaf: Any) -> Any:
+    """Convert an array of another library."""
+    return nest.as_array(leaf) if hasattr(leaf, "__dlpack__") else leaf
 
 
 def _own(leaf: np.ndarray) -> np.ndarray:

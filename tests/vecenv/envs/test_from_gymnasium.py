@@ -219,6 +219,16 @@ def test_facades_of_them_reset_as_these_do_or_are_refused(mode: str, outer: str)
     assert_same(*logs)
 
 
+def test_native_envs_that_reset_in_the_next_step_only_are_refused_by_facades_at_once() -> None:
+    """TorchRL's GymWrapper, which takes SAME_STEP and DISABLED, would fail at the first end of an episode."""
+    for outer in ("Disabled", "SameStep"):
+        with (
+            from_gymnasium(cartpoles()) as venv,
+            pytest.raises(ValueError, match=f"autoreset_mode {outer} needs: make"),
+        ):
+            GymnasiumVectorEnv(venv, autoreset_mode=outer)
+
+
 def test_an_episode_that_is_over_is_not_stepped() -> None:
     for mode in MODES:
         with native(mode) as venv:
