@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.engine.engine import Engine
+from vecenv.backends.info_batch import InfosById
 from vecenv.engine.lifetime import NotStarted
 from vecenv.engine.mark import BROKEN, is_layer_call, mark_of
 from vecenv.engine.results import StepById
@@ -29,7 +30,7 @@ from vecenv.facades.batched_spaces import (
     takes_arrays,
 )
 from vecenv.facades.driver import Driver, EndedStep, EpisodeTracker, check_resets
-from vecenv.facades.vector_infos import batch_infos, ended_infos
+from vecenv.facades.vector_infos import batch_infos, ended_columns, ended_infos
 from vecenv.wrappers import check_send_and_recv
 
 GymnasiumStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -257,6 +258,12 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def _end_episodes(self, step: StepById, deadline: float | None) -> GymnasiumStep:
         episodes = self._episodes
         ids = episodes.ended
+        obs, rew, terminated, truncated, by_id = step
+        if self._resets_in_step and isinstance(by_id, InfosById):
+            episodes.record(ids, False)
+            episodes.begin(ids, {})
+            infos = ended_columns(by_id, self.num_envs, self._final_as_list)
+            return self._joined(obs), rew, terminated, truncated, infos
         ended = EndedStep(step, ids, self._resets_in_step)
         if self._resets_in_step:
             episodes.record(ids, False)
