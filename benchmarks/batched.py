@@ -264,9 +264,9 @@ def print_memory(envs: int) -> None:
 
 def ending_step(contender: str, envs: int) -> tuple[float, float]:
     """Return the additional memory in MB, and the seconds, of a step in which all envs end."""
-    envs = make_simulator("numpy", envs, 3, 4)
-    step = {"alone": alone, "from_gymnasium": through_from_gymnasium, "SB3VecEnv": through_sb3}[contender](envs)
-    for _ in range(5):  # the third step ends episodes, and warms up
+    simulator = make_simulator("torch", envs, 3, 4)
+    step = {"alone": alone, "from_gymnasium": through_from_gymnasium, "SB3VecEnv": through_sb3}[contender](simulator)
+    for _ in range(2):
         step()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before, begin = _kilobytes("VmRSS"), time.process_time()

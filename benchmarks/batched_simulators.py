@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-SIZE, ACTIONS, SUBSTEPS = 48, 12, 6
+SIZE, ACTIONS = 48, 12
 
 
 class Simulator(VectorEnv[Any, Any, Any]):
@@ -39,9 +39,7 @@ class Simulator(VectorEnv[Any, Any, Any]):
 
     def advance(self, state: Any, actions: Any) -> Any:
         """Return the next state (n, 48) and the rewards (n,)."""
-        push = actions @ self.inputs
-        for _ in range(SUBSTEPS):
-            state = np.tanh(state @ self.weights + push)
+        state = np.tanh(state @ self.weights + actions @ self.inputs)
         return state, state.mean(1)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
@@ -75,11 +73,8 @@ class TorchSimulator(Simulator):
     def advance(self, state: Any, actions: Any) -> Any:
         import torch
 
-        with torch.no_grad():
-            push = actions @ self.inputs
-            for _ in range(SUBSTEPS):
-                state = torch.tanh(state @ self.weights + push)
-            return state, state.mean(1)
+        state = torch.tanh(state @ self.weights + actions @ self.inputs)
+        return state, state.mean(1)
 
 
 class JaxSimulator(Simulator):
@@ -98,9 +93,7 @@ class JaxSimulator(Simulator):
     def _advance(weights: Any, inputs: Any, state: Any, actions: Any) -> Any:
         import jax.numpy as jnp
 
-        push = actions @ inputs
-        for _ in range(SUBSTEPS):
-            state = jnp.tanh(state @ weights + push)
+        state = jnp.tanh(state @ weights + actions @ inputs)
         return state, state.mean(1)
 
     def advance(self, state: Any, actions: Any) -> Any:

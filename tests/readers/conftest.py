@@ -18,7 +18,9 @@ BLOCKS = [block for text in TEXTS for block in re.findall(r"^```py\n(.*?)^```$",
 @pytest.fixture(autouse=True)
 def in_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The code of the page names data/cartpole."""
-    monkeypatch.chdir(ROOT / "build/readers")
+    folder = ROOT / "build/readers"
+    folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(folder)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from tests.support.backends import FULL, one_of
 from tests.support.cases import LocalWorker, counting
 from tests.support.gymnasium_cases import Reads, assert_same, cartpoles, kinds
 from tests.support.mani_skill_double import ManiSkillDouble
+from tests.support.simulators import Simulator
 from vecenv import (
     BaseVectorEnv,
     DummyVectorEnv,
@@ -269,6 +270,22 @@ class TestVectorEnvsOfGymnasium:
             assert all("episode" not in info for info in np.array(infos)[~dones])  # VecMonitor's, only at an end
         assert ends == [(0, 3, [0, 0, 3], True, 3), (1, 4, [1, 0, 4], True, 4)]
         normalised.close()
+
+    def test_a_lost_last_observation_gives_nothing_to_bootstrap_from(self):
+        """As in mjlab, Brax and pgx. SB3 adds no value, because the next episode's first observation is no successor."""
+        env = SB3VecEnv(from_gymnasium(Simulator(np, final="lost"), has_final_obs=False))
+        normalised = VecNormalize(env, norm_obs=False, norm_reward=False)
+        normalised.reset()
+        for _ in range(3):  # env 1 is truncated after three steps
+            obs, _, dones, infos = normalised.step(np.zeros((4, 2), np.float32))
+        assert (dones.tolist(), obs[1].tolist()) == ([False, True, False, False], [1, 0, 1])
+        assert "terminal_observation" not in infos[1]
+        assert infos[1]["TimeLimit.truncated"] is False
+        normalised.close()
+
+    def test_tensors_are_refused(self):
+        with from_gymnasium(ManiSkillDouble(), tensors=True) as venv, pytest.raises(ValueError, match="without tensors"):
+            SB3VecEnv(venv)
 
     @FULL
     def test_ppo_logs_and_trains_over_a_simulator_with_metrics_of_its_own(self):
