@@ -77,6 +77,7 @@ def rl_games(envs: gym.vector.VectorEnv, run: Run, folder: Path) -> Any:
         "grad_norm": 1.0,
         "truncate_grads": True,
         "entropy_coef": 0.0,
+        "bounds_loss_coef": 1e-4,
         "e_clip": 0.2,
         "clip_value": False,
         "num_actors": ENVS,
@@ -133,6 +134,7 @@ def skrl(envs: gym.vector.VectorEnv, run: Run, folder: Path) -> Any:
     memory = RandomMemory(memory_size=STEPS, num_envs=ENVS, device="cpu")
     agent = PPO(models=models, memory=memory, **spaces, device="cpu", cfg=config)
     settings = {"timesteps": ITERATIONS * STEPS, "headless": True, "disable_progressbar": True}
+    settings["close_environment_at_exit"] = False
     SequentialTrainer(env=env, agents=agent, cfg=settings).train()
     return list(models.values())
 
