@@ -204,7 +204,8 @@ class GymnasiumBackend(NativeBackend):
         arena.status[rows] = opcodes.STEP  # so that a call from another thread finds these envs busy
         self._finals = None
         if resets is not None:
-            self._infos = self._step(resets, autoreset=bool(np.any(np.asarray(ops) & opcodes.AUTORESET)))
+            flags = ops & np.uint8(opcodes.AUTORESET)
+            self._infos = self._step(resets, autoreset=bool(flags if isinstance(ops, int) else flags.any()))
         else:
             self._infos = self._begin(np.arange(self.env_num) if ids is None else np.sort(ids), payloads)
             arena.reward, arena.terminated = zeros_like(arena.reward), zeros_like(arena.terminated)
@@ -247,8 +248,8 @@ class GymnasiumBackend(NativeBackend):
         if self.takes_tensors:
             return nest.map(self._reader.as_tensor, actions)
         actions = nest.map(np.copy, actions)
-        for i in resets.tolist():
-            nest.put(actions, i, self.some_action)
+        if len(resets):
+            nest.put(actions, resets, self.some_action)
         return actions
 
     def _end_in_step(self, infos: dict[Any, Any], ends: Any, over: Any, autoreset: bool) -> dict[Any, Any]:

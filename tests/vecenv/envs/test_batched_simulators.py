@@ -45,9 +45,15 @@ def played(venv: Any, autoreset: bool) -> list[Any]:
     return log
 
 
+def as_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: as_arrays(each) for key, each in value.items()}
+    return nest.as_array(value).copy() if hasattr(value, "__dlpack__") else value
+
+
 def on_host(log: list[Any]) -> list[Any]:
     """Return results with arrays, and with the dicts of all infos."""
-    return [(*(nest.map(lambda leaf: nest.as_array(leaf).copy(), part) for part in each[:-1]), each[-1].tolist()) for each in log]
+    return [(*map(as_arrays, each[:-1]), [as_arrays(info) for info in each[-1]]) for each in log]
 
 
 def without(infos: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
@@ -222,7 +228,7 @@ def test_wrong_columns_are_errors_with_the_class_the_key_and_the_step(case: str)
     with from_gymnasium(Wrong(name, value)) as venv:
         venv.reset()
         venv.step(actions(0), autoreset=True)
-        with pytest.raises(EnvContractError, match=rf"(Wrong|Simulator).*{message}"):
+        with pytest.raises(EnvContractError, match=rf"(?s)Wrong.*{message}"):
             venv.step(actions(1), autoreset=True)
         assert venv.failed_id == list(range(N))
         venv.reset()
