@@ -2,8 +2,8 @@
 
     {"speed": array (n,), "_speed": mask (n,), "episode": {"r": array (n,), "_r": mask (n,)}, "_episode": mask (n,)}
 
-A column is an array or tensor (n, ...), a list, or a dict of columns. Envs outside the mask `_key` lack the key. Without
-a mask, all envs have the key. A value without a row per env, such as {"time": 1.5}, belongs to each env.
+A column is an array or tensor (n, ...), a list, or a dict of columns. Envs outside the mask `_key` lack the key.
+Without a mask, all envs have the key. A value without a row per env, such as {"time": 1.5}, belongs to each env.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def rows(columns: Columns, n: int) -> list[dict[Any, Any]]:
         else:
             masked.append((key, values, mask))
     keys = tuple(whole)
-    found = list(map(dict, map(zip, repeat(keys), zip(*whole.values(), strict=True)))) if whole else [
-        {} for _ in range(n)
-    ]
+    found = (
+        list(map(dict, map(zip, repeat(keys), zip(*whole.values(), strict=True)))) if whole else [{} for _ in range(n)]
+    )
     for key, values, mask in masked:
         for i in np.flatnonzero(mask).tolist():
             found[i][key] = values[i]

@@ -118,8 +118,8 @@ class RoundReader:
 
     def _wrong(self, name: str, value: Any, array: Any, expected: str) -> EnvContractError:
         return EnvContractError(
-            f"{self.name} returned {name}={short(value)} with the shape {tuple(array.shape)} and dtype {array.dtype} in "
-            f"{self._where}, expected {expected}"
+            f"{self.name} returned {name}={short(value)} with the shape {tuple(array.shape)} and dtype {array.dtype} "
+            f"in {self._where}, expected {expected}"
         )
 
     def columns(self, found: Any) -> dict[Any, Any]:
@@ -128,7 +128,8 @@ class RoundReader:
             return {}
         if not isinstance(found, Mapping):
             raise EnvContractError(
-                f"{self.name} returned infos of type {type(found).__name__} in {self._where}, expected a dict of columns"
+                f"{self.name} returned infos of type {type(found).__name__} in {self._where}, expected a dict of "
+                "columns"
             )
         self._check(found, ())
         return {key: own(column) for key, column in found.items()} if self._copies else dict(found)
@@ -197,8 +198,8 @@ class RoundReader:
         if bool(missing.any()):
             i = int(np.flatnonzero(nest.as_array(missing))[0])
             raise EnvContractError(
-                f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs; if it never "
-                "returns last observations, pass has_final_obs=False to from_gymnasium"
+                f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs; if it "
+                "never returns last observations, pass has_final_obs=False to from_gymnasium"
             )
 
     def last_infos(self, ends: Mapping[Any, Any], infos: dict[Any, Any], over: Any) -> dict[Any, Any]:

@@ -129,7 +129,9 @@ def test_infos_are_columns_and_dicts_are_made_when_they_are_read() -> None:
         np.testing.assert_array_equal(infos.columns["speed"], np.full(N, 0.5, np.float32))
         assert infos[2] is infos[2]
         infos[2]["mine"] = 1
-        assert infos[-2]["mine"] == infos.tolist()[2]["mine"] == [*infos][2]["mine"] == np.asarray(infos)[2]["mine"] == 1
+        assert (
+            infos[-2]["mine"] == infos.tolist()[2]["mine"] == [*infos][2]["mine"] == np.asarray(infos)[2]["mine"] == 1
+        )
         assert [info["env_id"] for info in infos[np.array([True, False, False, True])]] == [0, 3]
         assert (len(infos), infos.shape, infos.dtype) == (N, (N,), np.dtype(object))
         infos[1:3] = [{"a": 1}, {"b": 2}]
@@ -208,16 +210,40 @@ class Wrong(gym.vector.VectorWrapper):
 
 
 WRONG = {
-    "reward of other envs": ("reward", np.zeros(5), r"reward=array\(\[0.*shape \(5,\).* step 2, expected the shape \(4,\)"),
+    "reward of other envs": (
+        "reward",
+        np.zeros(5),
+        r"reward=array\(\[0.*shape \(5,\).* step 2, expected the shape \(4,\)",
+    ),
     "one reward": ("reward", 0.0, r"reward=0\.0 with the shape \(\) .* step 2, expected the shape \(4,\)"),
     "text": ("reward", np.array(list("abcd")), r"reward=.*dtype <U1 in step 2, expected numbers"),
-    "flags of agents": ("terminated", np.zeros((N, 2), bool), r"terminated=.* shape \(4, 2\) .*, expected the shape \(4,\)"),
+    "flags of agents": (
+        "terminated",
+        np.zeros((N, 2), bool),
+        r"terminated=.* shape \(4, 2\) .*, expected the shape \(4,\)",
+    ),
     "numbers as flags": ("truncated", np.arange(N), r"truncated=array\(\[0, 1, 2, 3\]\).*, expected bools"),
-    "axis of infos": ("infos", {"speed": np.zeros(3, np.float32)}, r"infos\['speed'\] has the shape \(3,\) .*expected 4 rows"),
+    "axis of infos": (
+        "infos",
+        {"speed": np.zeros(3, np.float32)},
+        r"infos\['speed'\] has the shape \(3,\) .*expected 4 rows",
+    ),
     "axis with mask": ("infos", {"lap": np.zeros(3, np.int64)}, r"infos\['lap'\] has the shape \(3,\) and a mask"),
-    "dtype of infos": ("infos", {"speed": np.zeros(N)}, r"infos\['speed'\] has .*float64 .* expected 4 rows of float32 .*, as in step 1"),
-    "mask of infos": ("infos", {"_lap": np.ones(3, bool)}, r"infos\['lap'\] has a mask of shape \(3,\), expected \(4,\)"),
-    "no mask": ("infos", {"goal": np.zeros((N, 2), np.int64), "_goal": np.ones(N, bool)}, r"infos\['goal'\] has .* a mask, expected .* no mask"),
+    "dtype of infos": (
+        "infos",
+        {"speed": np.zeros(N)},
+        r"infos\['speed'\] has .*float64 .* expected 4 rows of float32 .*, as in step 1",
+    ),
+    "mask of infos": (
+        "infos",
+        {"_lap": np.ones(3, bool)},
+        r"infos\['lap'\] has a mask of shape \(3,\), expected \(4,\)",
+    ),
+    "no mask": (
+        "infos",
+        {"goal": np.zeros((N, 2), np.int64), "_goal": np.ones(N, bool)},
+        r"infos\['goal'\] has .* a mask, expected .* no mask",
+    ),
     "infos": ("infos", [{}], "infos of type list in step 2, expected a dict of columns"),
 }
 
@@ -287,7 +313,13 @@ class TogetherEnd(Simulator):
 
     def step(self, actions: Any) -> Any:
         obs, reward, terminated, truncated, infos = super().step(actions)
-        return obs, reward, np.ones_like(terminated), truncated, infos | {"final_obs": obs, "_final_obs": np.ones(self.num_envs, bool)}
+        return (
+            obs,
+            reward,
+            np.ones_like(terminated),
+            truncated,
+            infos | {"final_obs": obs, "_final_obs": np.ones(self.num_envs, bool)},
+        )
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
