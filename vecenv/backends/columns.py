@@ -33,8 +33,9 @@ def entries(columns: Columns) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def has_rows(column: Any, n: int) -> bool:
-    shape = (len(column),) if isinstance(column, (list, tuple)) else getattr(column, "shape", ())
-    return bool(shape) and shape[0] == n
+    if isinstance(column, (list, tuple)):
+        return len(column) == n
+    return tuple(getattr(column, "shape", ())[:1]) == (n,)
 
 
 def row(columns: Columns, i: int, n: int) -> dict[Any, Any]:

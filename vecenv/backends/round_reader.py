@@ -53,6 +53,7 @@ class RoundReader:
             ) from error
 
     def _fit_array(self, value: Any, leaf: Any, rows: tuple[int, ...]) -> Any:
+        self._example = value
         return self._owned(fit(value, leaf, rows), value)
 
     def _owned(self, array: np.ndarray, value: Any) -> np.ndarray:
@@ -72,8 +73,9 @@ class RoundReader:
         return own(value) if self._copies else value
 
     def as_tensor(self, action: Any) -> Any:
-        """Return an action's array as a tensor on the device of the observations. Tensors stay."""
-        return like(self._example, action.copy()) if isinstance(action, np.ndarray) else action
+        """Return an action's array in the library of the observations, and on their device. Tensors stay."""
+        is_tensor = hasattr(self._example, "__dlpack__") and not isinstance(self._example, np.ndarray)
+        return like(self._example, action) if is_tensor and isinstance(action, np.ndarray) else action
 
     def reward(self, reward: Any) -> Any:
         """Return rewards (n,), or (n, ...) for vector rewards. The shape (n, 1) becomes (n,)."""

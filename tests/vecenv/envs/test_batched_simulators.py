@@ -349,3 +349,40 @@ def test_the_render_mode_is_known_without_get_attr(mode: AutoresetMode) -> None:
 
     with from_gymnasium(NoAttributes([partial(Alone, 0)], autoreset_mode=mode)) as venv:
         assert venv.get_env_attr("render_mode") == [None]
+
+
+class Isaac(gym.Env):
+    """Env of many envs, as isaaclab's ManagerBasedRLEnv: a gymnasium.Env that takes and returns batches of tensors.
+
+    It has no autoreset mode in its metadata, resets in the step, and loses last observations.
+    """
+
+    is_vector_env = True
+
+    def __init__(self) -> None:
+        self._inside = simulator("torch", final="lost")
+        self.num_envs = N
+        self.single_observation_space = gym.spaces.Dict(policy=self._inside.single_observation_space)
+        self.single_action_space = self._inside.single_action_space
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, N)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, N)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        obs, infos = self._inside.reset()
+        return {"policy": obs}, infos
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, time_outs, _ = self._inside.step(action.to("cpu"))
+        return {"policy": obs}, reward, terminated, time_outs, {"log": {"loss": 0.5}}
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_envs_that_step_together_without_being_a_vector_env(tensors: bool) -> None:
+    options: Any = {"autoreset_mode": "SameStep", "has_final_obs": False, "tensors": tensors}
+    wrapped = gym.wrappers.OrderEnforcing(Isaac())
+    with from_gymnasium(wrapped, **options) as venv, from_gymnasium(simulator("numpy")) as plain:
+        for ours, theirs in zip(played(venv, True), played(plain, True), strict=True):
+            np.testing.assert_array_equal(nest.as_array(ours[0]["policy"]), theirs[0])
+        assert ours[-1][0]["log"] == {"loss": 0.5}
+    with pytest.raises(TypeError, match=r"takes a gymnasium\.vector\.VectorEnv"):
+        from_gymnasium(Alone(0))
