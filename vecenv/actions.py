@@ -57,7 +57,7 @@ class TensorActions(Actions):
         leaves = [] if action.__class__ is list else list(nest.leaves(action))
         if not leaves or any(isinstance(leaf, np.ndarray) or not hasattr(leaf, "__dlpack__") for leaf in leaves):
             return super().batch(action, ids, resets)
-        return nest.merge(lambda pair: _tensor(*pair, len(ids)), [self._layout, action])
+        return nest.merge(lambda pair: _tensor(pair[0], pair[1], len(ids)), [self._layout, action])
 
 
 def _tensor(leaf: Leaf, action: Any, k: int) -> Any:

@@ -117,9 +117,7 @@ def how_to_reset(i: int, effect: str = "makes it usable again") -> str:
 
 
 def not_reset(i: int) -> RuntimeError:
-    return RuntimeError(
-        f"env {i} has not been reset, or its episode is over; call reset({i}) first (strict=True)"
-    )
+    return RuntimeError(f"env {i} has not been reset, or its episode is over; call reset({i}) first (strict=True)")
 
 
 def is_bystander(error: BaseException) -> bool:

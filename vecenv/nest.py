@@ -10,7 +10,18 @@ import numpy as np
 from gymnasium import spaces
 
 Tree = Any
-__all__ = ["as_array", "cast_exactly", "items", "leaves", "map", "merge", "namespace", "nbytes", "object_array", "on_cpu"]
+__all__ = [
+    "as_array",
+    "cast_exactly",
+    "items",
+    "leaves",
+    "map",
+    "merge",
+    "namespace",
+    "nbytes",
+    "object_array",
+    "on_cpu",
+]
 __all__ += ["put", "signed", "space_of", "split_infos", "stack", "take", "tensor_on_host", "tree_of"]
 
 

@@ -24,8 +24,9 @@ class Taken(NamedTuple):
     extras: dict[int, Extra]
     """By env id: results that do not fit a row."""
     infos: Sequence[Any] = ()
-    """`InfoColumns` that workers wrote into the arena, or the `RoundInfos` of a `ColumnArena`. An info in `extras` takes
-    precedence.
+    """`InfoColumns` that workers wrote into the arena, or the `RoundInfos` of a `ColumnArena`.
+
+    An info in `extras` takes precedence.
     """
 
 

@@ -2,8 +2,8 @@
 
     {"speed": array (n,), "_speed": mask (n,), "episode": {"r": array (n,), "_r": mask (n,)}, "_episode": mask (n,)}
 
-A column is an array or tensor (n, ...), a list, or a dict of columns. Envs outside the mask `_key` lack the key. Without
-a mask, all envs have the key. A value without a row per env, such as {"time": 1.5}, belongs to each env.
+A column is an array or tensor (n, ...), a list, or a dict of columns. Envs outside the mask `_key` lack the key.
+Without a mask, all envs have the key. A value without a row per env, such as {"time": 1.5}, belongs to each env.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def entries(columns: Columns) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def has_rows(column: Any, n: int) -> bool:
-    shape = (len(column),) if isinstance(column, (list, tuple)) else getattr(column, "shape", ())
-    return bool(shape) and shape[0] == n
+    if isinstance(column, (list, tuple)):
+        return len(column) == n
+    return tuple(getattr(column, "shape", ())[:1]) == (n,)
 
 
 def row(columns: Columns, i: int, n: int) -> dict[Any, Any]:

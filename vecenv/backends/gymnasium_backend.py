@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.error import NoAsyncCallError
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
 from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
@@ -127,8 +127,12 @@ class GymnasiumBackend(NativeBackend):
         """Mask (n,) of the envs that need a reset, on the device of the flags. `None` if no env needs a reset."""
         self.begun: tuple[Any, dict[Any, Any]] | None = None
         """In SAME_STEP mode: first observations and infos of the next episodes, for the envs in the mask `over`."""
+        self._infos: dict[Any, Any] = {}
+        """Columns of the infos of this round."""
+        self._finals: Finals | None = None
         self.envs: Any = envs
         self.closed_by_caller = False
+        self._sends_tensors = tensors or not isinstance(envs, VectorEnv)
 
     @property
     def _inner(self) -> Any:
@@ -144,7 +148,6 @@ class GymnasiumBackend(NativeBackend):
         self.arena = ColumnArena.build(layout, self.env_num)
         self._reader = RoundReader(self.name, self.env_num, layout.obs, self.takes_tensors, self._copies)
         self._reader.keeps_form = not self.native.collects_envs
-        self._infos, self._finals = {}, None
         return self.arena
 
     def encode(
@@ -204,7 +207,8 @@ class GymnasiumBackend(NativeBackend):
         arena.status[rows] = opcodes.STEP  # so that a call from another thread finds these envs busy
         self._finals = None
         if resets is not None:
-            self._infos = self._step(resets, autoreset=bool(np.any(np.asarray(ops) & opcodes.AUTORESET)))
+            flags = ops & np.uint8(opcodes.AUTORESET)
+            self._infos = self._step(resets, autoreset=bool(flags if isinstance(ops, int) else flags.any()))
         else:
             self._infos = self._begin(np.arange(self.env_num) if ids is None else np.sort(ids), payloads)
             arena.reward, arena.terminated = zeros_like(arena.reward), zeros_like(arena.terminated)
@@ -243,12 +247,11 @@ class GymnasiumBackend(NativeBackend):
 
     def _actions(self, resets: np.ndarray) -> Any:
         """Return the actions as the VectorEnv's own, because it may keep them. Tensors are passed on."""
-        actions = self.arena.action
-        if self.takes_tensors:
+        actions = nest.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, self.arena.action)
+        if self._sends_tensors:
             return nest.map(self._reader.as_tensor, actions)
-        actions = nest.map(np.copy, actions)
-        for i in resets.tolist():
-            nest.put(actions, i, self.some_action)
+        if len(resets):
+            nest.put(actions, resets, self.some_action)
         return actions
 
     def _end_in_step(self, infos: dict[Any, Any], ends: Any, over: Any, autoreset: bool) -> dict[Any, Any]:

@@ -53,6 +53,7 @@ class RoundReader:
             ) from error
 
     def _fit_array(self, value: Any, leaf: Any, rows: tuple[int, ...]) -> Any:
+        self._example = value
         return self._owned(fit(value, leaf, rows), value)
 
     def _owned(self, array: np.ndarray, value: Any) -> np.ndarray:
@@ -72,8 +73,9 @@ class RoundReader:
         return own(value) if self._copies else value
 
     def as_tensor(self, action: Any) -> Any:
-        """Return an action's array as a tensor on the device of the observations. Tensors stay."""
-        return like(self._example, action.copy()) if isinstance(action, np.ndarray) else action
+        """Return an action's array in the library of the observations, and on their device. Tensors stay."""
+        is_tensor = hasattr(self._example, "__dlpack__") and not isinstance(self._example, np.ndarray)
+        return like(self._example, action) if is_tensor and isinstance(action, np.ndarray) else action
 
     def reward(self, reward: Any) -> Any:
         """Return rewards (n,), or (n, ...) for vector rewards. The shape (n, 1) becomes (n,)."""
@@ -118,8 +120,8 @@ class RoundReader:
 
     def _wrong(self, name: str, value: Any, array: Any, expected: str) -> EnvContractError:
         return EnvContractError(
-            f"{self.name} returned {name}={short(value)} with the shape {tuple(array.shape)} and dtype {array.dtype} in "
-            f"{self._where}, expected {expected}"
+            f"{self.name} returned {name}={short(value)} with the shape {tuple(array.shape)} and dtype {array.dtype} "
+            f"in {self._where}, expected {expected}"
         )
 
     def columns(self, found: Any) -> dict[Any, Any]:
@@ -128,7 +130,8 @@ class RoundReader:
             return {}
         if not isinstance(found, Mapping):
             raise EnvContractError(
-                f"{self.name} returned infos of type {type(found).__name__} in {self._where}, expected a dict of columns"
+                f"{self.name} returned infos of type {type(found).__name__} in {self._where}, expected a dict of "
+                "columns"
             )
         self._check(found, ())
         return {key: own(column) for key, column in found.items()} if self._copies else dict(found)
@@ -197,8 +200,8 @@ class RoundReader:
         if bool(missing.any()):
             i = int(np.flatnonzero(nest.as_array(missing))[0])
             raise EnvContractError(
-                f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs; if it never "
-                "returns last observations, pass has_final_obs=False to from_gymnasium"
+                f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs; if it "
+                "never returns last observations, pass has_final_obs=False to from_gymnasium"
             )
 
     def last_infos(self, ends: Mapping[Any, Any], infos: dict[Any, Any], over: Any) -> dict[Any, Any]:

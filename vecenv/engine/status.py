@@ -112,6 +112,8 @@ class EnvStatus:
         self.check_idle(ids)
         recovery = self._recovery
         recovery.record_lost()
+        if not (self.strict or recovery.errors):
+            return
         wrong = (self._needs_reset if ids is None else self._needs_reset[ids]) & self.strict
         if recovery.errors and not recovery.absorbs:
             wrong |= np.isin(np.arange(len(wrong)) if ids is None else ids, list(recovery.errors))

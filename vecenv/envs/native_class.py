@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.arguments import spread_seeds
+from vecenv.backends.gymnasium_backend import of_vector_env
 from vecenv.errors import EnvContractError
 
 ASYNC = "gymnasium.vector.async_vector_env.AsyncVectorEnv"
@@ -51,7 +52,7 @@ class NativeClass:
         """True if a row's seed alone repeats the row. False if rows share a generator, or are agents of one game."""
         self.collects_envs = not self.names.isdisjoint(_COLLECTS_ENVS)
         """True if the columns of infos depend on single envs, so that their dtypes and masks may change."""
-        self._num_envs = envs.num_envs
+        self._num_envs = of_vector_env(envs, "num_envs")
         self._is_ale = _ALE in self.names
         if self._is_ale and _loses_lives(inner):
             raise ValueError(f"ALE does not reset a game after a lost life with life_loss_info=True: {_LIFE_LOSS}")

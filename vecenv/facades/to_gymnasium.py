@@ -10,8 +10,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
-from vecenv.engine.engine import Engine
 from vecenv.backends.info_batch import InfosById
+from vecenv.engine.engine import Engine
 from vecenv.engine.lifetime import NotStarted
 from vecenv.engine.mark import BROKEN, is_layer_call, mark_of
 from vecenv.engine.results import StepById

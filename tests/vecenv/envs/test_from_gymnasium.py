@@ -244,6 +244,19 @@ def test_an_episode_that_is_over_is_not_stepped() -> None:
             assert venv.step([0] * N)[0][0].tolist()[1:3] == [1, 1]
 
 
+def test_a_step_may_reset_some_envs_and_those_that_end() -> None:
+    logs: list[Any] = [[], []]
+    for venv, log in zip((native("NextStep"), DummyVectorEnv(counting())), logs, strict=True):
+        with venv:
+            log.append(venv.reset(seed=3))
+            over = np.zeros(N, np.bool_)
+            for t in range(9):
+                ends = t % 2 == 1
+                log.append(venv.step([t] * N, reset=over, autoreset=ends))
+                over = np.zeros(N, np.bool_) if ends else log[-1][2] | log[-1][3]
+    assert_same(*logs)
+
+
 def test_seeds_and_options_of_resets() -> None:
     with native("NextStep") as venv, DummyVectorEnv(counting()) as plain:
         assert venv.seed([3, 9, 1, 7]) == plain.seed([3, 9, 1, 7])

@@ -284,7 +284,10 @@ class TestVectorEnvsOfGymnasium:
         normalised.close()
 
     def test_tensors_are_refused(self):
-        with from_gymnasium(ManiSkillDouble(), tensors=True) as venv, pytest.raises(ValueError, match="without tensors"):
+        with (
+            from_gymnasium(ManiSkillDouble(), tensors=True) as venv,
+            pytest.raises(ValueError, match="without tensors"),
+        ):
             SB3VecEnv(venv)
 
     @FULL
