@@ -272,7 +272,7 @@ class TestVectorEnvsOfGymnasium:
         normalised.close()
 
     def test_a_lost_last_observation_gives_nothing_to_bootstrap_from(self):
-        """As in mjlab, Brax and pgx. SB3 adds no value, because the next episode's first observation is no successor."""
+        """As in mjlab, Brax and pgx: the first observation of the next episode is no successor."""
         env = SB3VecEnv(from_gymnasium(Simulator(np, final="lost"), has_final_obs=False))
         normalised = VecNormalize(env, norm_obs=False, norm_reward=False)
         normalised.reset()
