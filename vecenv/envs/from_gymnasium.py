@@ -43,7 +43,9 @@ def from_gymnasium(
         has_final_obs: False if `envs` has the mode SAME_STEP and loses the last observations of episodes. The info of
             an ended env then has `no_final_obs=True`, so that nobody computes a value of the lost observation.
 
-    Infos are an `InfoBatch`: `info.columns` has an array `(n, ...)` per key, and `info[i]` is the dict of env i.
+    `info.columns` has an array `(n, ...)` per key, and under `_key` a bool mask of the envs with this key (none: all
+    envs), as in gymnasium. `info[i]` is the dict of env i, made when you read it. With `autoreset=True`, the columns
+    have `final_obs` and `final_info` if episodes have ended.
 
     `step` steps all envs. Reset finished envs in one of these ways:
 
