@@ -239,11 +239,6 @@ WRONG = {
         {"_lap": np.ones(3, bool)},
         r"infos\['lap'\] has a mask of shape \(3,\), expected \(4,\)",
     ),
-    "no mask": (
-        "infos",
-        {"goal": np.zeros((N, 2), np.int64), "_goal": np.ones(N, bool)},
-        r"infos\['goal'\] has .* a mask, expected .* no mask",
-    ),
     "infos": ("infos", [{}], "infos of type list in step 2, expected a dict of columns"),
 }
 
