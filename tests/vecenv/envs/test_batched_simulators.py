@@ -232,7 +232,7 @@ WRONG = {
     "dtype of infos": (
         "infos",
         {"speed": np.zeros(N)},
-        r"infos\['speed'\] has .*float64 .* expected 4 rows of float32, as in step 1",
+        r"infos\['speed'\] has .*float64, expected 4 rows of float32, as in step 1",
     ),
     "mask of infos": (
         "infos",
