@@ -9,7 +9,6 @@ Without a mask, all envs have the key. A value without a row per env, such as {"
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -53,24 +52,18 @@ def row(columns: Columns, i: int, n: int) -> dict[Any, Any]:
 
 def rows(columns: Columns, n: int) -> list[dict[Any, Any]]:
     """Return the infos of all n envs."""
-    whole: dict[Any, Sequence[Any]] = {}
-    masked: list[tuple[Any, Sequence[Any], Any]] = []
+    found: list[dict[Any, Any]] = [{} for _ in range(n)]
     for key, column, mask in entries(columns):
         if isinstance(column, Mapping):
             values: Sequence[Any] = rows(column, n)
         else:
             values = list(column) if has_rows(column, n) else [column] * n
-        if mask is None or (mask.__class__ is np.ndarray and mask.all()):
-            whole[key] = values
+        if mask is None:
+            for info, value in zip(found, values, strict=True):
+                info[key] = value
         else:
-            masked.append((key, values, mask))
-    keys = tuple(whole)
-    found = (
-        list(map(dict, map(zip, repeat(keys), zip(*whole.values(), strict=True)))) if whole else [{} for _ in range(n)]
-    )
-    for key, values, mask in masked:
-        for i in np.flatnonzero(mask).tolist():
-            found[i][key] = values[i]
+            for i in np.flatnonzero(mask).tolist():
+                found[i][key] = values[i]
     return found
 
 

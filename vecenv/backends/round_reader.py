@@ -29,13 +29,13 @@ class RoundReader:
         self.name, self._n, self._layout = name, n, layout
         self.tensors, self._copies = tensors, copies
         self.keeps_form = True
-        """True if columns must keep their dtype and mask, because a simulator returns them."""
+        """True if columns must keep their dtype, because a simulator returns them."""
         self.steps, self.is_reset = 0, False
         """Number of steps since the start, and whether the current results belong to a reset."""
         self._example: Any = None
         """Leaf of an observation, which shows the library and device of tensors."""
         self._forms: dict[Any, tuple[Any, int]] = {}
-        """By path of a column with a row per env: its dtype, whether it has a mask, and the step of its first rows."""
+        """By path of a column with a row per env: its dtype, and the step of its first rows."""
         self._fit = self._fit_tensor if tensors else self._fit_array
 
     @property
@@ -148,24 +148,23 @@ class RoundReader:
             if mask is not None and shape and shape[0] != self._n:
                 raise self._bad(place, f"has the shape {shape} and a mask, expected a row for each env")
             if self.keeps_form:
-                self._check_form(place, shape, getattr(column, "dtype", None), mask is not None)
+                self._check_form(place, shape, getattr(column, "dtype", None))
 
-    def _check_form(self, place: tuple[Any, ...], shape: tuple[int, ...], dtype: Any, masked: bool) -> None:
-        """Raise if a column, which had a row per env in an earlier result, has another form now."""
-        form, key = (dtype, masked), (place, self.is_reset)
+    def _check_form(self, place: tuple[Any, ...], shape: tuple[int, ...], dtype: Any) -> None:
+        """Raise if a column, which had a row per env in an earlier result, has another form now.
+
+        Its mask may come and go: ManiSkill's `elapsed_steps` has a mask only in a step that ends an episode.
+        """
+        key = place, self.is_reset
         if shape[:1] == (self._n,):
-            known, step = self._forms.setdefault(key, (form, self.steps))
-            if known == form:
+            known, step = self._forms.setdefault(key, (dtype, self.steps))
+            if known == dtype:
                 return
         elif not shape or key not in self._forms:
             return
-        (dtype_before, was_masked), step = self._forms[key]
-        before, now = (
-            f"{each} with {'a' if has_mask else 'no'} mask"
-            for each, has_mask in ((dtype_before, was_masked), (dtype, masked))
-        )
+        before, step = self._forms[key]
         raise self._bad(
-            place, f"has the shape {shape} and {now}, expected {self._n} rows of {before}, as in step {step}"
+            place, f"has the shape {shape} and {dtype}, expected {self._n} rows of {before}, as in step {step}"
         )
 
     def _bad(self, place: tuple[Any, ...], text: str) -> EnvContractError:

@@ -58,7 +58,7 @@ def from_gymnasium(
     Without `resets_by_id`, `envs.reset` gets only the first seed. If `envs` raises an exception, reset all envs.
 
     Rewards and flags have the shape (n,). `envs` may return (n, 1). A result with another shape, or a column of infos
-    that changes its dtype or loses its mask, raises EnvContractError.
+    that changes its dtype, raises EnvContractError.
 
     Raises TypeError unless `envs` is a VectorEnv with arrays of a fixed shape. Raises ValueError for an unknown or
     missing `autoreset_mode`, and for gymnasium's AsyncVectorEnv without shared memory in NEXT_STEP mode, because its
