@@ -86,7 +86,7 @@ class RoundReader:
             return own(array) if self._copies else array
         if array.dtype.kind not in "biuf":
             raise self._wrong("reward", reward, array, "numbers")
-        return self._owned(array.astype(np.float64, copy=False), reward)
+        return self._owned(array, reward) if array.dtype == np.float64 else array.astype(np.float64)
 
     def flag(self, name: str, flag: Any) -> Any:
         """Return the flags (n,) as bools. The shape (n, 1) becomes (n,), and numbers may be 0 or 1."""
@@ -235,5 +235,5 @@ def _columns_of(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any
 
 def without_ends(infos: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], dict[Any, Any]]:
     """Split the infos of a step in SAME_STEP mode into infos, and last observations and infos with their masks."""
-    ends = {key: infos[key] for key in FINAL_KEYS if key in infos}
+    ends = {key: infos[key] for key in FINAL_KEYS if key in infos} if infos else {}
     return ({key: value for key, value in infos.items() if key not in ends}, ends) if ends else (infos, ends)

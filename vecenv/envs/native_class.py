@@ -51,7 +51,7 @@ class NativeClass:
         self.seeds_by_id = resets_by_id and not agents and getattr(below, "seeds_by_id", True)
         """True if a row's seed alone repeats the row. False if rows share a generator, or are agents of one game."""
         self.collects_envs = not self.names.isdisjoint(_COLLECTS_ENVS)
-        """True if the columns of infos depend on single envs, so that their dtypes and masks may change."""
+        """True if the columns of infos depend on single envs, so that their dtypes may change."""
         self._num_envs = of_vector_env(envs, "num_envs")
         self._is_ale = _ALE in self.names
         if self._is_ale and _loses_lives(inner):

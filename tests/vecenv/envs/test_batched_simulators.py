@@ -121,6 +121,35 @@ def rounds(venv: Any) -> Any:
         yield venv.step(actions(t), autoreset=True)
 
 
+@pytest.mark.parametrize(("final", "reads"), [("old", 0), ("lost", 0), ("masked", 1)])
+def test_a_round_of_tensors_waits_for_no_device(final: str, reads: int) -> None:
+    """Only a simulator that returns `final_obs` in some steps makes vecenv look whether an episode has ended."""
+    torch = pytest.importorskip("torch")
+    names = ("item", "__bool__", "__float__", "__int__", "cpu", "numpy", "tolist", "__array__", "nonzero", "to")
+    found: list[str] = []
+
+    class OnDevice(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function.__name__ in names:
+                found.append(function.__name__)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    class Far(Simulator):
+        def _returned(self, name: str, values: np.ndarray) -> Any:
+            return super()._returned(name, values).as_subclass(OnDevice)
+
+    with from_gymnasium(Far(torch, final=final), tensors=True, has_final_obs=final != "lost") as venv:
+        venv.reset()
+        for t in range(ROUNDS):
+            found.clear()
+            obs, *_, infos = venv.step(torch.as_tensor(actions(t)), autoreset=True)
+            assert isinstance(obs, OnDevice)
+            assert isinstance(infos.columns["speed"], OnDevice)
+            assert found == ["__bool__"] * reads
+        assert infos[0]["env_id"] == 0
+
+
 def test_infos_are_columns_and_dicts_are_made_when_they_are_read() -> None:
     with from_gymnasium(simulator("numpy")) as venv:
         _, infos = venv.reset()
