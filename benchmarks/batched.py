@@ -14,15 +14,14 @@ compares vecenv with the simulator alone, in the same round. The table has the m
 torch and numpy have one thread.
 
 - from_gymnasium, SB3VecEnv: `step` with actions that were drawn before. Envs reset in the step that ends the episode.
-- collector: batches of 32 steps by a network with two hidden layers of 64, on the device of the simulator, compared
-  with a loop that writes into tensors.
+- collector: batches of 32 steps by a network with two hidden layers of 64, compared with a loop that writes into
+  tensors.
 - memory: additional memory, and the CPU time, of a step in which all of 2,048 envs end. Each line is a new process.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import os
 import subprocess
 import sys
@@ -37,6 +36,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy reads it when it is imported
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import batch_space
 
 from benchmarks.batched_simulators import make_simulator
 from vecenv import from_gymnasium
@@ -164,8 +164,9 @@ def simulator(row: Row, envs: int) -> gym.vector.VectorEnv:
 
 
 def drawn_actions(envs: gym.vector.VectorEnv) -> list[Any]:
-    envs.action_space.seed(SEED)
-    return [envs.action_space.sample() for _ in range(16)]
+    space = batch_space(envs.single_action_space, envs.num_envs)  # ManiSkill's `action_space` of one env has no batch
+    space.seed(SEED)
+    return [space.sample() for _ in range(16)]
 
 
 class Cycle:
@@ -247,9 +248,7 @@ def collecting(row: Row, envs: int) -> Step:
     from collector import SyncDataCollector
 
     sim = simulator(row, envs)
-    tensors = {"tensors": True} if "tensors" in inspect.signature(from_gymnasium).parameters else {}
-    venv = from_gymnasium(sim, **tensors)
-    return SyncDataCollector(venv, network(sim), frames_per_batch=STEPS * len(venv)).rollout
+    return SyncDataCollector(from_gymnasium(sim), network(sim), frames_per_batch=STEPS * envs).rollout
 
 
 # Memory.

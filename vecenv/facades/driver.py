@@ -125,6 +125,11 @@ class Driver:
                     info["env_id"] = own_ids[i]
 
 
+def check_arrays(venv: Any) -> None:
+    if venv.engine.backend.takes_tensors:
+        raise ValueError(f"{venv!r} returns tensors, but numpy arrays are needed: make it without tensors=True")
+
+
 def check_resets(venv: Any, mode: AutoresetMode) -> None:
     needed = "resets_in_next_step" if mode is AutoresetMode.NEXT_STEP else "resets_alone"
     if not getattr(venv, needed, True):

@@ -24,7 +24,7 @@ from vecenv.engine.mark import BROKEN, Layer, is_layer_call, mark_of
 from vecenv.engine.results import StepById
 from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
-from vecenv.facades.driver import Driver, EndedStep, check_resets
+from vecenv.facades.driver import Driver, EndedStep, check_arrays, check_resets
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 
 try:
@@ -314,8 +314,7 @@ def _checked(venv: Any) -> BaseVectorEnv:
         raise ValueError("SB3 steps all envs together: make the vector env without wait_num and timeout")
     if venv.splits_obs:
         raise ValueError("SB3 takes Dict and Tuple observations stacked: make the vector env with stack_obs=True")
-    if venv.engine.backend.takes_tensors:
-        raise ValueError("SB3 takes numpy arrays: make the vector env with from_gymnasium(envs) without tensors=True")
+    check_arrays(venv)
     check_resets(venv, AutoresetMode.SAME_STEP)
     for name in ("observation_space", "action_space"):
         found = getattr(venv, name)

@@ -23,6 +23,7 @@ from tests.support.simulators import Simulator
 from vecenv import (
     BaseVectorEnv,
     DummyVectorEnv,
+    GymnasiumVectorEnv,
     SB3VecEnv,
     ShmemVectorEnv,
     SyncVectorEnv,
@@ -283,12 +284,11 @@ class TestVectorEnvsOfGymnasium:
         assert infos[1]["TimeLimit.truncated"] is False
         normalised.close()
 
-    def test_tensors_are_refused(self):
-        with (
-            from_gymnasium(ManiSkillDouble(), tensors=True) as venv,
-            pytest.raises(ValueError, match="without tensors"),
-        ):
-            SB3VecEnv(venv)
+    @pytest.mark.parametrize("facade", [SB3VecEnv, partial(GymnasiumVectorEnv, autoreset_mode="SameStep")])
+    def test_tensors_are_refused(self, facade):
+        message = "returns tensors, but numpy arrays are needed: make it without tensors=True"
+        with from_gymnasium(ManiSkillDouble(), tensors=True) as venv, pytest.raises(ValueError, match=message):
+            facade(venv)
 
     @FULL
     def test_ppo_logs_and_trains_over_a_simulator_with_metrics_of_its_own(self):
