@@ -96,6 +96,8 @@ def test_tensors_stay_tensors(library: str) -> None:
                 assert {type(ours[-1].columns["speed"])} == kinds
                 assert type(theirs[-1].columns["speed"]) is np.ndarray
         assert type(simulated.actions) is type(ours[0])
+        with pytest.raises(ValueError, match="without tensors=True"):
+            GymnasiumVectorEnv(venv)
 
 
 @libraries
