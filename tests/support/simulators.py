@@ -19,12 +19,16 @@ class Alone(gym.Env):
 
     observation_space, action_space = OBS, ACTION
 
-    def __init__(self, i: int) -> None:
-        self.i, self.t, self.episode = i, 0, -1
+    def __init__(self, i: int, more: bool = False) -> None:
+        self.i, self.more, self.t, self.episode = i, more, 0, -1
 
     def _result(self) -> Any:
         obs = np.array([self.i, self.t, self.episode], np.float32)
-        return obs, {"speed": np.float32(self.t * 0.5), "goal": np.array([self.i, self.episode], np.int64)}
+        info: dict[str, Any] = {"speed": np.float32(self.t * 0.5), "goal": np.array([self.i, self.episode], np.int64)}
+        if self.more:
+            info |= {"episode": {"l": np.int64(self.t)}, "name": f"env {self.i}", "size": 1.5}
+            info |= {"lap": np.int64(self.t)} if self.i % 2 else {}
+        return obs, info
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         self.t, self.episode = 0, self.episode + 1
@@ -41,11 +45,20 @@ class Simulator(VectorEnv):
     """Simulator of n envs in the array library `xp`, in SAME_STEP mode. It writes into the same buffers in each step.
 
     final: where the last observation is: "masked" or "whole" rows of `final_obs`, "old" (the key of gymnasium 0.29, in
-    each step, and no `final_info`), or "lost". wide: rewards and flags have the shape (n, 1).
+    each step, and no `final_info`), or "lost". wide: rewards and flags have the shape (n, 1). more: infos have a dict, a
+    list, a value for all envs, and a column with a mask.
     """
 
-    def __init__(self, xp: Any, n: int = 4, final: str = "masked", wide: bool = False, device: Any = None) -> None:
-        self.xp, self.num_envs, self.final, self.wide = xp, n, final, wide
+    def __init__(
+        self,
+        xp: Any,
+        n: int = 4,
+        final: str = "masked",
+        wide: bool = False,
+        device: Any = None,
+        more: bool = False,
+    ) -> None:
+        self.xp, self.num_envs, self.final, self.wide, self.more = xp, n, final, wide, more
         self.on = {} if device is None else {"device": device}
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.single_observation_space, self.single_action_space = OBS, ACTION
@@ -72,10 +85,16 @@ class Simulator(VectorEnv):
 
     def _infos(self, name: str) -> dict[str, Any]:
         goal = np.stack([np.arange(self.num_envs), self.episode], 1).astype(np.int64)
-        return {
+        infos: dict[str, Any] = {
             "speed": self._returned(f"{name}speed", (self.t * 0.5).astype(np.float32)),
             "goal": self._returned(f"{name}goal", goal),
         }
+        if self.more:
+            infos["episode"] = {"l": self._returned(f"{name}length", self.t.astype(np.int64))}
+            infos |= {"name": [f"env {i}" for i in range(self.num_envs)], "size": 1.5}
+            infos["lap"] = self._returned(f"{name}lap", self.t.astype(np.int64))
+            infos["_lap"] = self._returned("odd", np.arange(self.num_envs) % 2 == 1)
+        return infos
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         self.t[:], self.episode = 0, self.episode + 1
