@@ -353,5 +353,3 @@ def _check_vector_env(venv: Any) -> None:
         raise ValueError("a gymnasium VectorEnv steps all envs together: make the venv without wait_num and timeout")
     if venv.splits_obs:
         raise ValueError("a gymnasium VectorEnv returns batches of observations: make the venv without stack_obs=False")
-    if isinstance(engine, Engine) and engine.backend.takes_tensors:
-        raise ValueError("a facade returns numpy arrays: make the venv by from_gymnasium(envs) without tensors=True")
