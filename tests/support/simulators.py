@@ -45,8 +45,8 @@ class Simulator(VectorEnv):
     """Simulator of n envs in the array library `xp`, in SAME_STEP mode. It writes into the same buffers in each step.
 
     final: where the last observation is: "masked" or "whole" rows of `final_obs`, "old" (the key of gymnasium 0.29, in
-    each step, and no `final_info`), or "lost". wide: rewards and flags have the shape (n, 1). more: infos have a dict, a
-    list, a value for all envs, and a column with a mask.
+    each step, and no `final_info`), or "lost". wide: rewards and flags have the shape (n, 1). more: infos have a
+    dict, a list, a value for all envs, and a column with a mask.
     """
 
     def __init__(

@@ -69,13 +69,15 @@ def rows(columns: Columns, n: int) -> list[dict[Any, Any]]:
 
 def own(column: Any) -> Any:
     """Copy a column, because a simulator may write into its array again. Tensors stay on their device."""
+    if column.__class__ is np.ndarray:
+        if column.dtype == object and column.ndim == 1:
+            return nest.object_array([copy_containers(each) for each in column])
+        return column.copy()
+    if hasattr(column, "detach"):
+        return (column.detach() if column.requires_grad else column).clone()
     if isinstance(column, Mapping):
         return {key: own(child) for key, child in column.items()}
-    if column.__class__ is np.ndarray:
-        if column.dtype != object:
-            return column.copy()
-        return nest.object_array([copy_containers(each) for each in column]) if column.ndim == 1 else column.copy()
-    return column.detach().clone() if hasattr(column, "detach") else copy_containers(column)
+    return copy_containers(column)
 
 
 def on_host(column: Any) -> Any:

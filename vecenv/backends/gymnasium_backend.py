@@ -237,7 +237,7 @@ class GymnasiumBackend(NativeBackend):
         if self.native.checks_autoreset:
             self.native.check_autoreset(np.flatnonzero(over) if same_step else resets, found)
         if not (autoreset and same_step and (ends or not self._has_final_obs) and self.takes_tensors):
-            over = over if bool(over.any()) else None  # waits for the device of tensors
+            over = over if has_any(over) else None  # waits for the device of tensors
         self.over = over
         if over is None:
             return infos
@@ -247,7 +247,7 @@ class GymnasiumBackend(NativeBackend):
 
     def _actions(self, resets: np.ndarray) -> Any:
         """Return the actions as the VectorEnv's own, because it may keep them. Tensors are passed on."""
-        actions = nest.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, self.arena.action)
+        actions = nest.map(own_array, self.arena.action)
         if self._sends_tensors:
             return nest.map(self._reader.as_tensor, actions)
         if len(resets):
@@ -294,7 +294,7 @@ class GymnasiumBackend(NativeBackend):
             arena.obs, infos, self.was_reset = self._reader.obs(obs), self._reader.columns(found), True
         if self.over is not None:
             over = self.over & like(self.over, ~self._mask(ids))
-            self.over = None if is_all or not bool(over.any()) else over
+            self.over = None if is_all or not has_any(over) else over
         return infos
 
     def _reset_arguments(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> dict[str, Any]:
@@ -380,6 +380,14 @@ class GymnasiumBackend(NativeBackend):
 def of_vector_env(envs: Any, name: str) -> Any:
     """Return an attribute of `envs`, or of the simulator inside its wrappers (gymnasium.Wrapper forwards none)."""
     return getattr(envs, name, None) if hasattr(envs, name) else getattr(getattr(envs, "unwrapped", envs), name, None)
+
+
+def own_array(leaf: Any) -> Any:
+    return leaf.copy() if leaf.__class__ is np.ndarray else leaf
+
+
+def has_any(mask: Any) -> bool:
+    return bool(np.count_nonzero(mask) if mask.__class__ is np.ndarray else mask.any())
 
 
 def library_makes_env() -> None:

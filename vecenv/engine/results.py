@@ -45,7 +45,8 @@ class Results:
         stack_obs: bool,
     ) -> None:
         self._arena, self._recovery, self._env_status = arena, recovery, status
-        in_columns = isinstance(arena, ColumnArena)  # each round has new arrays, so no copies are needed
+        in_columns = self._in_columns = isinstance(arena, ColumnArena)
+        """True if each round has new arrays, which need no copies."""
         self.copies = copy = copy and not in_columns
         self._all = status.all_ids
         self.infos: Any = ReturnedColumns() if in_columns else ReturnedInfos(arena, self._all)
@@ -76,6 +77,9 @@ class Results:
     def _columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
         if ids is None and self._copied_columns is not None:
             return map(np.ndarray.copy, self._copied_columns)
+        if ids is None and self._in_columns:
+            arena = self._arena
+            return arena.obs, arena.reward, arena.terminated, arena.truncated
         terminated, truncated = self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)
         return self.obs(ids, extras), self.rew(ids, extras), terminated, truncated
 
