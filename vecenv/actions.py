@@ -50,6 +50,25 @@ class Actions:
                 )
 
 
+class TensorActions(Actions):
+    """Converter that leaves tensors on their device, and checks their shape and kind. Other actions become arrays."""
+
+    def batch(self, action: Any, ids: Sequence[int], resets: np.ndarray | None) -> Any:
+        leaves = [] if action.__class__ is list else list(nest.leaves(action))
+        if not leaves or any(isinstance(leaf, np.ndarray) or not hasattr(leaf, "__dlpack__") for leaf in leaves):
+            return super().batch(action, ids, resets)
+        return nest.merge(lambda pair: _tensor(pair[0], pair[1], len(ids)), [self._layout, action])
+
+
+def _tensor(leaf: Leaf, action: Any, k: int) -> Any:
+    shape = (k, *leaf.shape)
+    if tuple(action.shape) != shape and not (action.shape[:1] == (k,) and (*action.shape[1:], *leaf.shape) == (1,)):
+        raise ValueError(f"{leaf.path} has the shape {tuple(action.shape)}, expected {shape}: one row per env")
+    if leaf.dtype.kind in "iub" and "float" in str(action.dtype):
+        raise TypeError(f"{leaf.path} is a tensor of {action.dtype}, expected integers, as {leaf.dtype}")
+    return action.reshape(shape)
+
+
 def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     """Return `action` as arrays with the shapes and dtypes of the action space, one row per env in `ids`.
 

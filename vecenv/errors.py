@@ -116,6 +116,10 @@ def how_to_reset(i: int, effect: str = "makes it usable again") -> str:
     return f"reset() {effect} (or reset({i}), where `reset` takes ids)"
 
 
+def not_reset(i: int) -> RuntimeError:
+    return RuntimeError(f"env {i} has not been reset, or its episode is over; call reset({i}) first (strict=True)")
+
+
 def is_bystander(error: BaseException) -> bool:
     return isinstance(error, VectorEnvError) and error.bystander
 

@@ -10,7 +10,18 @@ import numpy as np
 from gymnasium import spaces
 
 Tree = Any
-__all__ = ["as_array", "cast_exactly", "items", "leaves", "map", "merge", "namespace", "nbytes", "object_array"]
+__all__ = [
+    "as_array",
+    "cast_exactly",
+    "items",
+    "leaves",
+    "map",
+    "merge",
+    "namespace",
+    "nbytes",
+    "object_array",
+    "on_cpu",
+]
 __all__ += ["put", "signed", "space_of", "split_infos", "stack", "take", "tensor_on_host", "tree_of"]
 
 
@@ -154,6 +165,11 @@ def tensor_on_host(value: Any) -> Any:
         return tensor.float().numpy()
 
 
+def on_cpu(value: Any) -> Any:
+    """Copy a tensor of another device to the CPU. Return other objects unchanged."""
+    return value.cpu() if hasattr(value, "cpu") and not getattr(value, "is_cpu", False) else value
+
+
 def as_array(value: Any) -> np.ndarray:
     """Return an array of an array, a tensor, a number, or a list of these."""
     if value.__class__ is list:
@@ -192,9 +208,12 @@ def signed(array: Any) -> Any:
 
 
 def namespace(array: Any) -> Any:
-    """Return the module of an array: torch for a tensor, else numpy."""
-    is_numpy = isinstance(array, np.ndarray) or not hasattr(array, "detach")
-    return np if is_numpy else sys.modules[type(array.dtype).__module__]
+    """Return the module of an array, with functions such as `where`: torch for a tensor, jax.numpy for JAX, numpy."""
+    if isinstance(array, np.ndarray):
+        return np
+    if hasattr(array, "detach"):
+        return sys.modules[type(array.dtype).__module__]
+    return array.__array_namespace__() if hasattr(array, "__array_namespace__") else np
 
 
 def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ import sys
 FUZZERS = (
     "engine",
     "gymnasium",
+    "columns",
     "sb3",
     "transforms",
     "interrupts",

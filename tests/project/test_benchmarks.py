@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 
 pytest.importorskip("rich")
 
-from benchmarks import busy, memory, paired, run
+from benchmarks import batched, busy, memory, paired, run
 from benchmarks.counting import CallCounter, CountedSpec, counted
 from vecenv import ShmemVectorEnv
 
@@ -54,6 +54,15 @@ def test_the_memory_of_a_shared_array_is_measured(capsys):
     rows = [row.split() for row in capsys.readouterr().out.splitlines()]
     assert [row[:2] for row in rows] == [["vecenv", "forkserver"], ["gymnasium", "fork"]]
     assert all(float(row[3]) >= float(row[6]) > 4 for row in rows)
+
+
+@needs_torch
+def test_batched_simulators_are_measured_alone_and_through_vecenv(capsys):
+    batched.main(["--quick"])
+    _, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = {row[0] if row[0] != "memory" else row[1]: row[1:] for row in rows}
+    assert rows.keys() == {*batched.ROWS, "alone", "from_gymnasium", "SB3VecEnv"}
+    assert all(float(values[2]) > 0 for name, values in rows.items() if name in batched.ROWS and values[1] != "out:")
 
 
 def test_the_counter_sees_pickles_in_any_library_and_what_travels_through_sockets_and_pipes():

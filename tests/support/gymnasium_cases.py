@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from tests.support.cases import discrete, equal_bits
 from vecenv import AsyncVectorEnv, SyncVectorEnv
+from vecenv.backends.info_batch import InfoBatch
 
 OURS = {
     "sync": SyncVectorEnv,
@@ -171,7 +172,8 @@ def assert_same(left, right, where="result"):
         assert len(left) == len(right), where
         for i, (a, b) in enumerate(zip(left, right, strict=True)):
             assert_same(a, b, f"{where}[{i}]")
-    elif isinstance(right, np.ndarray):
+    elif isinstance(right, (np.ndarray, InfoBatch)):
+        left, right = (np.asarray(each) if isinstance(each, InfoBatch) else each for each in (left, right))
         assert isinstance(left, np.ndarray), where
         assert (left.dtype, left.shape) == (right.dtype, right.shape), where
         if right.dtype == object:

@@ -14,7 +14,6 @@ from vecenv.backends.host.failure import died_failure, one_of
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.infos import InfoColumns
 from vecenv.errors import RESTARTS, WorkerDiedError, how_to_reset
 from vecenv.layout import Layout
 
@@ -24,8 +23,11 @@ class Taken(NamedTuple):
 
     extras: dict[int, Extra]
     """By env id: results that do not fit a row."""
-    infos: Sequence[InfoColumns] = ()
-    """Infos that workers wrote into the arena. An info in `extras` takes precedence."""
+    infos: Sequence[Any] = ()
+    """`InfoColumns` that workers wrote into the arena, or the `RoundInfos` of a `ColumnArena`.
+
+    An info in `extras` takes precedence.
+    """
 
 
 NO_EXTRAS = Taken({})
@@ -97,6 +99,8 @@ class Backend(ABC):
     """True if these resets take seeds from the arena."""
     takes_objects: bool = True
     """True if an action may be any object. If False, an action has the dtype of its space."""
+    takes_tensors: bool = False
+    """True if actions may be tensors, which stay on their device."""
     hosts_here: bool = False
     """True if envs may run in this process, and may share objects with the caller."""
     copies: bool = True

@@ -20,21 +20,23 @@ from typing import Any
 
 import numpy as np
 from gymnasium.error import NoAsyncCallError
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
 from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
-from vecenv.backends.host.env_access import ENV_CALLS, copy_if_possible, is_env
+from vecenv.backends.columns import choose, like, zeros_like
+from vecenv.backends.host.env_access import ENV_CALLS, is_env
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, make_report
 from vecenv.backends.host.failure import capture
-from vecenv.backends.host.row_writer import Extra, Final, copy_containers, fit_tree, is_exact
+from vecenv.backends.info_batch import Finals, RoundInfos
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena
-from vecenv.errors import ClosedError, EnvContractError, ObservationError
+from vecenv.backends.memory.arena import Arena, ColumnArena
+from vecenv.backends.round_reader import RoundReader, without_ends
+from vecenv.errors import ClosedError, not_reset
 from vecenv.layout import Layout
 
-Infos = list[dict[str, Any]]
-FINAL_KEYS = [f"{mask}{key}" for key in ("final_obs", "final_observation", "final_info") for mask in ("", "_")]
+NO_IDS = np.zeros(0, np.int64)
+OF_VECTOR_ENV = ("single_observation_space", "single_action_space", "metadata", "spec", "render_mode")
 DIRECT = frozenset({"get_env_attr", "has_attr", "set_env_attr", "call", "wrapper_classes"})
 
 
@@ -106,58 +108,87 @@ class NativeBackend(Backend):
 
 
 class GymnasiumBackend(NativeBackend):
-    """Backend that owns the VectorEnv `envs`. `native`: a `NativeClass` of `envs`."""
+    """Backend that owns the VectorEnv `envs`. `native`: a `NativeClass` of `envs`.
 
-    def __init__(self, envs: Any, mode: AutoresetMode, native: Any) -> None:
-        super().__init__(envs.num_envs, type(envs).__name__)
+    A round keeps the columns of `envs`: arrays or tensors (n, ...), and infos in the form of `columns.py`. With
+    `tensors`, tensors stay on their device. Without `copy`, results may share memory with `envs`. `has_final_obs`:
+    False if `envs` loses last observations in SAME_STEP mode.
+    """
+
+    def __init__(
+        self, envs: Any, mode: AutoresetMode, native: Any, *, tensors: bool, copy: bool, has_final_obs: bool
+    ) -> None:
+        super().__init__(of_vector_env(envs, "num_envs"), type(envs).__name__)
         self.mode, self.native = mode, native
         self.autoresets = native.resets_by_id or mode is AutoresetMode.SAME_STEP
+        self.takes_tensors, self._copies, self._has_final_obs = tensors, copy, has_final_obs
         self.was_reset = False
-        self.over = np.zeros(self.env_num, np.bool_)
-        self.begun: tuple[Any, Infos] | None = None
+        self.over: Any = np.ones(self.env_num, np.bool_)
+        """Mask (n,) of the envs that need a reset, on the device of the flags. `None` if no env needs a reset."""
+        self.begun: tuple[Any, dict[Any, Any]] | None = None
         """In SAME_STEP mode: first observations and infos of the next episodes, for the envs in the mask `over`."""
+        self._infos: dict[Any, Any] = {}
+        """Columns of the infos of this round."""
+        self._finals: Finals | None = None
         self.envs: Any = envs
         self.closed_by_caller = False
+        self._sends_tensors = tensors or not isinstance(envs, VectorEnv)
+
+    @property
+    def _inner(self) -> Any:
+        return getattr(self.envs, "unwrapped", self.envs)
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
-        envs = self.envs
-        return self.reports(envs.single_observation_space, envs.single_action_space, envs.metadata, envs.spec)
+        obs, action, metadata, spec, render_mode = (of_vector_env(self.envs, name) for name in OF_VECTOR_ENV)
+        reports = self.reports(obs, action, metadata or {}, spec)
+        self.known["render_mode"] = render_mode
+        return reports
 
     def bind(self, layout: Layout) -> Arena:
-        self._row = layout.obs
-        return super().bind(layout)
+        self.arena = ColumnArena.build(layout, self.env_num)
+        self._reader = RoundReader(self.name, self.env_num, layout.obs, self.takes_tensors, self._copies)
+        self._reader.keeps_form = not self.native.collects_envs
+        return self.arena
 
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
         super().encode(ids, ops, actions, payloads)
-        steps, resets = _steps_and_resets(np.asarray(ids), ops)
-        if len(steps):
-            self._check_step(steps, resets, payloads)
-        else:
-            self._check_reset(resets, payloads)
+        resets = _resets(None if len(ids) == self.env_num else np.asarray(ids), ops)
+        if resets is None:
+            self._check_reset(ids, payloads)
+        elif len(resets) or len(ids) < self.env_num or self.over is not None:
+            self._check_step(ids, resets, payloads)
         return payloads
 
-    def _check_step(self, steps: np.ndarray, resets: np.ndarray, payloads: Mapping[int, Any]) -> None:
-        asked = resets.tolist()
-        together = f"{self.name} steps its {self.env_num} envs together"
-        if len(steps) + len(resets) < self.env_num:
-            raise ValueError(f"{together}: pass an action for each of them, got actions for {steps.tolist()} only")
+    def _check_step(self, ids: Sequence[int], resets: np.ndarray, payloads: Mapping[int, Any]) -> None:
+        chosen, over = self._mask(resets), self._mask(()) if self.over is None else nest.as_array(self.over)
+        if (wrong := over & ~chosen).any():
+            raise not_reset(int(wrong.argmax()))
+        asked, together = resets.tolist(), f"{self.name} steps its {self.env_num} envs together"
+        if len(ids) < self.env_num:
+            steps = sorted({*ids} - {*asked})
+            raise ValueError(f"{together}: pass an action for each of them, got actions for {steps} only")
         if self.mode is not AutoresetMode.NEXT_STEP:
             if asked:
                 raise ValueError(f"{together}, and cannot reset some of them instead: call reset({asked}), then step")
-        elif asked != (over := np.flatnonzero(self.over).tolist()):
+        elif (chosen != over).any():
             raise ValueError(
-                f"{together}, and a step must reset exactly the envs whose episode ended in the previous step: {over}, "
-                f"got reset={asked}"
+                f"{together}, and a step must reset exactly the envs whose episode ended in the previous step: "
+                f"{over.nonzero()[0].tolist()}, got reset={asked}"
             )
         elif payloads:
             raise ValueError(f"{together}, and a step cannot reset with seed or options, got them for envs {asked}")
 
-    def _check_reset(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> None:
-        asked = ids.tolist()
+    def _mask(self, ids: Any) -> np.ndarray:
+        mask = np.zeros(self.env_num, np.bool_)
+        mask[ids if len(ids) else slice(0)] = True
+        return mask
+
+    def _check_reset(self, ids: Sequence[int], payloads: Mapping[int, Any]) -> None:
         if len(ids) == self.env_num or self._has_begun(ids, payloads):
             return
+        asked = sorted(ids)
         if not self.native.resets_by_id:
             instead = "pass no ids"
             if self.mode is AutoresetMode.NEXT_STEP:
@@ -171,109 +202,115 @@ class GymnasiumBackend(NativeBackend):
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         begin = perf_counter()
-        asked = np.arange(self.env_num) if ids is None else ids
-        steps, resets = _steps_and_resets(asked, ops)
-        self.arena.status[asked] = ops  # so that a call from another thread finds these envs busy
-        if len(steps):
-            self._step(resets, autoreset=bool(np.any(np.asarray(ops) & opcodes.AUTORESET)))
+        arena, resets = self.arena, _resets(ids, ops)
+        rows: Any = ... if ids is None else ids
+        arena.status[rows] = opcodes.STEP  # so that a call from another thread finds these envs busy
+        self._finals = None
+        if resets is not None:
+            flags = ops & np.uint8(opcodes.AUTORESET)
+            self._infos = self._step(resets, autoreset=bool(flags if isinstance(ops, int) else flags.any()))
         else:
-            infos = self._begin(resets, payloads)
-            self.arena.reward[resets] = 0.0
-            self.arena.terminated[resets] = self.arena.truncated[resets] = False
-            self._answer(resets.tolist(), infos, None, {})
+            self._infos = self._begin(np.arange(self.env_num) if ids is None else np.sort(ids), payloads)
+            arena.reward, arena.terminated = zeros_like(arena.reward), zeros_like(arena.terminated)
+            arena.truncated = arena.terminated
+        arena.status[rows] = opcodes.DONE
         self.busy_seconds += perf_counter() - begin
 
-    def _step(self, resets: np.ndarray, autoreset: bool) -> None:
-        """Step all envs. In NEXT_STEP mode, the step resets the envs `resets`, because their episodes are over."""
-        arena = self.arena
-        actions = nest.map(np.copy, arena.action)  # because an env may keep its action
-        for i in resets.tolist():
-            nest.put(actions, i, self.some_action)
-        obs, reward, terminated, truncated, found = self.envs.step(actions)
-        nest.put(arena.obs, ..., self._fitted(obs, (self.env_num,)))
-        rewards, ends = np.array(reward, np.float64), dict[str, Any]()
-        if self.mode is AutoresetMode.SAME_STEP:
-            found, ends = _without_ends(found)
-        infos = nest.split_infos(found, self.env_num)
-        rewards[resets] = 0.0
-        arena.reward[...] = rewards if rewards.ndim == 1 else 0.0
-        arena.terminated[...], arena.truncated[...] = terminated, truncated
-        arena.terminated[resets] = arena.truncated[resets] = False
-        self.over, self.begun = arena.terminated | arena.truncated, None
-        ended, finals, last_obs = np.flatnonzero(self.over), dict[int, Final](), dict[int, Any]()
-        self.native.check_autoreset(ended if self.mode is AutoresetMode.SAME_STEP else resets, found)
-        if len(ended) and self.mode is AutoresetMode.SAME_STEP:
-            self.begun = self._split_ends(ended, infos, nest.split_infos(ends, self.env_num), last_obs)
-        if len(ended) and autoreset:
-            nest.put(arena.final, ended, nest.take(arena.obs, ended))
-            first_infos = self._begin(ended, {})
-            for i in ended.tolist():
-                infos[i], finals[i] = first_infos[i], Final(None, copy_containers(infos[i]), last_obs.get(i))
-        self._answer(range(self.env_num), infos, rewards if rewards.ndim > 1 else None, finals)
+    def _step(self, resets: np.ndarray, autoreset: bool) -> dict[Any, Any]:
+        """Step all envs, and return the columns of their infos.
 
-    def _split_ends(self, ended: np.ndarray, infos: Infos, ends: Infos, last_obs: dict[int, Any]) -> tuple[Any, Infos]:
-        """In SAME_STEP mode, move last observations of the envs `ended` to their rows, and last infos to `infos`.
-
-        `last_obs` gets last observations that lose types in a row (see `is_exact`). Return first observations and infos
-        of the next episodes.
+        In NEXT_STEP mode, the step resets the envs `resets`, because their episodes are over.
         """
-        obs, first_infos = nest.map(np.copy, self.arena.obs), list(infos)
-        for i in ended.tolist():
-            key = "final_obs" if "final_obs" in ends[i] else "final_observation"  # gymnasium 0.29 has the second key
-            if key not in ends[i]:
-                raise EnvContractError(
-                    f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
-                )
-            last = ends[i][key]
-            nest.put(self.arena.obs, i, self._fitted(last))
-            if not is_exact(last, self._row, self._row):
-                last_obs[i] = copy_if_possible(last)
-            # Without a final_info, as in AtariVectorEnv, the first info of the next episode is also the last info.
-            infos[i] = first_infos[i] if (last_info := ends[i].get("final_info")) is None else last_info
-        return obs, first_infos
+        arena, reader = self.arena, self._reader
+        reader.steps, reader.is_reset, self.begun = reader.steps + 1, False, None
+        obs, reward, terminated, truncated, found = self.envs.step(self._actions(resets))
+        arena.obs, arena.reward = reader.obs(obs), reader.reward(reward)
+        arena.terminated, arena.truncated = reader.flag("terminated", terminated), reader.flag("truncated", truncated)
+        if len(resets):
+            steps = like(arena.terminated, ~self._mask(resets))
+            arena.reward = choose(steps, arena.reward, zeros_like(arena.reward))
+            arena.terminated, arena.truncated = arena.terminated & steps, arena.truncated & steps
+        same_step = self.mode is AutoresetMode.SAME_STEP
+        found, ends = without_ends(found) if same_step else (found, {})
+        infos = reader.columns(found)
+        over = arena.terminated | arena.truncated
+        if self.native.checks_autoreset:
+            self.native.check_autoreset(np.flatnonzero(over) if same_step else resets, found)
+        if not (autoreset and same_step and (ends or not self._has_final_obs) and self.takes_tensors):
+            over = over if has_any(over) else None  # waits for the device of tensors
+        self.over = over
+        if over is None:
+            return infos
+        if same_step:
+            return self._end_in_step(infos, ends, over, autoreset)
+        return self._reset_ended(infos, over) if autoreset else infos
 
-    def _has_begun(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> bool:
+    def _actions(self, resets: np.ndarray) -> Any:
+        """Return the actions as the VectorEnv's own, because it may keep them. Tensors are passed on."""
+        actions = nest.map(own_array, self.arena.action)
+        if self._sends_tensors:
+            return nest.map(self._reader.as_tensor, actions)
+        if len(resets):
+            nest.put(actions, resets, self.some_action)
+        return actions
+
+    def _end_in_step(self, infos: dict[Any, Any], ends: Any, over: Any, autoreset: bool) -> dict[Any, Any]:
+        """Handle ends in SAME_STEP mode: the envs `over` are in their next episodes already."""
+        arena, reader = self.arena, self._reader
+        last, returned = reader.last_obs(ends, over) if self._has_final_obs else (None, {})
+        last_infos = reader.last_infos(ends, infos, over)
+        if autoreset:
+            self.over, self._finals = None, Finals(last, last_infos, over, returned)
+            return infos
+        self.begun = arena.obs, infos
+        infos = infos if last_infos is infos else reader.merged(infos, last_infos, over)
+        if last is None:
+            return {**infos, "no_final_obs": over, "_no_final_obs": over}
+        arena.obs = choose(over, last, arena.obs)
+        return infos
+
+    def _reset_ended(self, infos: dict[Any, Any], over: Any) -> dict[Any, Any]:
+        arena, last = self.arena, self.arena.obs
+        first_infos = self._begin(np.flatnonzero(nest.as_array(over)), {})
+        arena.obs = choose(over, arena.obs, last)
+        self._finals = Finals(last, infos, over)
+        return self._reader.merged(infos, first_infos, over)
+
+    def _has_begun(self, ids: Any, payloads: Mapping[int, Any]) -> bool:
         asks = any(payload.get("seed") is not None or payload.get("options") for payload in payloads.values())
-        return self.begun is not None and not asks and bool(self.over[ids].all())
+        has_begun = self.begun is not None and self.over is not None and not asks
+        return has_begun and bool(nest.as_array(self.over)[ids].all())
 
-    def _begin(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> Infos:
+    def _begin(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> dict[Any, Any]:
+        """Begin episodes of the envs `ids`. Return the columns of their infos. Other rows of the arena may change."""
+        arena, is_all = self.arena, len(ids) == self.env_num
         if self.begun is not None and self._has_begun(ids, payloads):
             obs, infos = self.begun
+            arena.obs = obs if is_all else choose(like(self.over, self._mask(ids)), obs, arena.obs)
         else:
+            self._reader.is_reset = True
             obs, found = self.envs.reset(**self._reset_arguments(ids, payloads))
             self.native.record_reset(found)
-            obs, self.was_reset = self._fitted(obs, (self.env_num,)), True
-            infos = nest.split_infos(found, self.env_num)
-        nest.put(self.arena.obs, ids, nest.take(obs, ids))
-        self.over[ids] = False
+            arena.obs, infos, self.was_reset = self._reader.obs(obs), self._reader.columns(found), True
+        if self.over is not None:
+            over = self.over & like(self.over, ~self._mask(ids))
+            self.over = None if is_all or not has_any(over) else over
         return infos
 
     def _reset_arguments(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> dict[str, Any]:
         given = list(payloads.values())
         options, arguments = dict((given[0].get("options") if given else None) or {}), dict[str, Any]()
         if len(ids) < self.env_num:
-            mask = np.zeros(self.env_num, np.bool_)
-            mask[ids] = True
-            options["reset_mask"] = mask
+            options["reset_mask"] = self._mask(ids)
         seeds = [payloads.get(i, {}).get("seed") for i in range(self.env_num)]
         if any(seed is not None for seed in seeds):
             arguments["seed"] = self.native.seed_argument(seeds, ids.tolist())
         return arguments | ({"options": options} if options else {})
 
-    def _fitted(self, obs: Any, rows: tuple[int, ...] = ()) -> Any:
-        try:
-            return fit_tree(obs, self._row, rows)
-        except ObservationError as error:
-            raise ObservationError(
-                f"{self.name} returned an observation that does not fit its space: {error}"
-            ) from error
-
-    def _answer(self, ids: Sequence[int], infos: Infos, rewards: np.ndarray | None, finals: dict[int, Final]) -> None:
-        self.arena.status[ids] = opcodes.DONE
-        for i in ids:
-            if infos[i] or rewards is not None or i in finals:
-                vector = None if rewards is None else rewards[i]
-                self.answers.put(i, Extra(copy_containers(infos[i]), None, vector, None, finals.get(i)))
+    def take(self, ids: Sequence[int] | None) -> Taken:
+        self.arena.status[... if ids is None else list(ids)] = opcodes.IDLE
+        asked = range(self.env_num) if ids is None else ids
+        return Taken({}, (RoundInfos(self._infos, self.env_num, asked, self._finals, self.takes_tensors),))
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         return 0.0
@@ -285,7 +322,7 @@ class GymnasiumBackend(NativeBackend):
         NotImplementedError for other operations.
         """
         n, (name, *given) = self.env_num, args[0] or (None,)
-        envs = self.envs if hasattr(self.envs, "call") else self.envs.unwrapped
+        envs = self.envs if hasattr(self.envs, "call") else self._inner
         if op == "seed":  # the next reset seeds the envs
             return [True] * len(ids)
         if op in DIRECT and (own := self.own_envs) is not None:
@@ -310,7 +347,7 @@ class GymnasiumBackend(NativeBackend):
 
     @property
     def own_envs(self) -> Sequence[Any] | None:
-        envs: Any = getattr(self.envs.unwrapped, "envs", None)
+        envs: Any = getattr(self._inner, "envs", None)
         is_list = isinstance(envs, (list, tuple)) and len(envs) == self.env_num
         return envs if is_list and all(map(is_env, envs)) else None
 
@@ -340,20 +377,29 @@ class GymnasiumBackend(NativeBackend):
         return []
 
 
+def of_vector_env(envs: Any, name: str) -> Any:
+    """Return an attribute of `envs`, or of the simulator inside its wrappers (gymnasium.Wrapper forwards none)."""
+    return getattr(envs, name, None) if hasattr(envs, name) else getattr(getattr(envs, "unwrapped", envs), name, None)
+
+
+def own_array(leaf: Any) -> Any:
+    return leaf.copy() if leaf.__class__ is np.ndarray else leaf
+
+
+def has_any(mask: Any) -> bool:
+    return bool(np.count_nonzero(mask) if mask.__class__ is np.ndarray else mask.any())
+
+
 def library_makes_env() -> None:
     """Placeholder for env_fns, because the library has made the envs."""
 
 
-def _steps_and_resets(asked: np.ndarray, ops: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    plain = np.broadcast_to(np.asarray(ops) & opcodes.PLAIN, asked.shape)
+def _resets(ids: np.ndarray | None, ops: int | np.ndarray) -> np.ndarray | None:
+    """Return the sorted ids of the envs to reset in a round with steps, or `None` for a round of resets."""
+    if isinstance(ops, int):
+        return None if ops in (opcodes.RESET, opcodes.RESET_KWARGS) else NO_IDS
+    plain = ops & np.uint8(opcodes.PLAIN)
     resets = (plain == opcodes.RESET) | (plain == opcodes.RESET_KWARGS)
-    return np.sort(asked[~resets]), np.sort(asked[resets])
-
-
-def _without_ends(infos: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Split the infos of a step in SAME_STEP mode into infos, and last observations and infos with their masks.
-
-    Some classes return last observations of all envs in each step, and no mask.
-    """
-    ends = {key: infos[key] for key in FINAL_KEYS if key in infos}
-    return {key: value for key, value in infos.items() if key not in ends}, ends
+    if resets.all():
+        return None
+    return np.flatnonzero(resets) if ids is None else np.sort(ids[resets])

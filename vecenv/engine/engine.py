@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from vecenv import nest
-from vecenv.actions import Actions
+from vecenv.actions import Actions, TensorActions
 from vecenv.arguments import as_autoreset, check_spaces_equal, reset_arguments, reset_rows
 from vecenv.backends.backend import NO_EXTRAS, Backend, Taken
 from vecenv.backends.ipc import opcodes
+from vecenv.backends.memory.arena import ColumnArena
 from vecenv.engine import lifetime
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.lifetime import Lifetime
@@ -81,10 +81,11 @@ class Engine:
         layout = self._open(env_fns, num_workers, check_spaces, warns)
         self.num_workers, self.autoresets = backend.num_workers, backend.autoresets
         action_spaces = [report.action_space for report in self.reports]
-        self.actions = Actions(layout.action, action_spaces, backend.takes_objects, check_actions)
+        actions = TensorActions if backend.takes_tensors else Actions
+        self.actions: Actions = actions(layout.action, action_spaces, backend.takes_objects, check_actions)
         self._plain_shape, self._plain_dtype = None, None
         """Shape (n, ...) and dtype of actions that need no conversion or check. `None` if no actions qualify."""
-        if isinstance(layout.action, Leaf) and not strict and not check_actions:
+        if isinstance(layout.action, Leaf) and not (strict or check_actions or isinstance(self.arena, ColumnArena)):
             self._plain_shape, self._plain_dtype = (n, *layout.action.shape), layout.action.dtype
         self.status = EnvStatus(backend, self.recovery, self.mark, self.is_async, strict)
         self.all_ids = self.status.all_ids
@@ -296,7 +297,7 @@ class Engine:
             encoded = self.backend.encode(asked, ops, None if is_list else action, encoded)
             self.mark.take()
             if not is_list:
-                nest.put(self.arena.action, ... if ids is None else ids, action)
+                self.arena.put_actions(ids, action)
         if args:
             self._begin_resets(args)
             plain = False

@@ -15,7 +15,8 @@ from vecenv import nest
 from vecenv.backends.backend import NO_EXTRAS, Taken, WorkerInfo
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import NO_EXTRA, Extra, Final, wrong_reward_shape
-from vecenv.backends.memory.arena import Arena
+from vecenv.backends.info_batch import InfoBatch, InfosById
+from vecenv.backends.memory.arena import Arena, ColumnArena
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.status import EnvStatus
 from vecenv.errors import Partial, is_bystander
@@ -44,12 +45,14 @@ class Results:
         stack_obs: bool,
     ) -> None:
         self._arena, self._recovery, self._env_status = arena, recovery, status
-        self.copies = copy
+        in_columns = self._in_columns = isinstance(arena, ColumnArena)
+        """True if each round has new arrays, which need no copies."""
+        self.copies = copy = copy and not in_columns
         self._all = status.all_ids
-        self.infos = ReturnedInfos(arena, self._all)
+        self.infos: Any = ReturnedColumns() if in_columns else ReturnedInfos(arena, self._all)
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
-        self._obs_array = arena.obs if isinstance(arena.obs, np.ndarray) else None
+        self._obs_array = arena.obs if isinstance(arena.obs, np.ndarray) and not in_columns else None
         self._has_views = not (self._objects or self.splits)
         """True if a batch of all envs has the arena's observation arrays, or copies of them."""
         self._copied_columns: tuple[np.ndarray, ...] | None = None
@@ -57,7 +60,7 @@ class Results:
         if copy and self._has_views and self._obs_array is not None:
             self._copied_columns = self._obs_array, arena.reward, arena.terminated, arena.truncated
         self._reward_shape: tuple[int, ...] | None = None
-        self.checks_scalars = True
+        self.checks_scalars = not in_columns
         """True if scalar rewards need a check, because the first reward is unknown or was a vector."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
@@ -74,6 +77,9 @@ class Results:
     def _columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
         if ids is None and self._copied_columns is not None:
             return map(np.ndarray.copy, self._copied_columns)
+        if ids is None and self._in_columns:
+            arena = self._arena
+            return arena.obs, arena.reward, arena.terminated, arena.truncated
         terminated, truncated = self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)
         return self.obs(ids, extras), self.rew(ids, extras), terminated, truncated
 
@@ -236,6 +242,30 @@ class ReturnedInfos:
     def _last_obs(self, i: int, final: Final) -> Any:
         objects = iter(final.objects or ())
         return nest.map(lambda leaf: next(objects) if leaf.dtype == object else leaf[i].copy(), self._final)
+
+
+class ReturnedColumns:
+    """Builder of the infos of a batch, from the columns of a `ColumnArena`."""
+
+    def __init__(self) -> None:
+        self._last: InfoBatch | None = None
+
+    def rows(self, asked: Sequence[int], taken: Taken) -> InfoBatch:
+        self._last = InfoBatch(taken.infos[0], asked)
+        return self._last
+
+    def by_id(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
+        return InfosById(taken.infos[0]) if taken.infos[0] else {}
+
+    @property
+    def own_env_ids(self) -> dict[int, Any]:
+        """As `ReturnedInfos.own_env_ids`."""
+        return {} if self._last is None else self._last.own_env_ids()
+
+    @property
+    def final_obs(self) -> dict[int, tuple[Any, Any]]:
+        """As `ReturnedInfos.final_obs`."""
+        return {} if self._last is None else self._last.final_obs()
 
 
 Form = Callable[[Results, np.ndarray | None, Taken], Any]

@@ -13,6 +13,7 @@ from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
 from vecenv.engine.mark import BROKEN, Mark
 from vecenv.engine.recovery import Recovery
+from vecenv.errors import not_reset
 
 
 class EnvStatus:
@@ -111,6 +112,8 @@ class EnvStatus:
         self.check_idle(ids)
         recovery = self._recovery
         recovery.record_lost()
+        if not (self.strict or recovery.errors):
+            return
         wrong = (self._needs_reset if ids is None else self._needs_reset[ids]) & self.strict
         if recovery.errors and not recovery.absorbs:
             wrong |= np.isin(np.arange(len(wrong)) if ids is None else ids, list(recovery.errors))
@@ -120,9 +123,7 @@ class EnvStatus:
             i = row if ids is None else int(ids[row])
             if not recovery.absorbs:
                 recovery.check(i)
-            raise RuntimeError(
-                f"env {i} has not been reset, or its episode is over; call reset({i}) first (strict=True)"
-            )
+            raise not_reset(i)
 
     def record_ends(self, ids: np.ndarray | None, taken: Taken, arena: Arena) -> None:
         rows: Any = ... if ids is None else ids

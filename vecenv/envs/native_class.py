@@ -8,20 +8,22 @@ from typing import Any
 import numpy as np
 
 from vecenv.arguments import spread_seeds
+from vecenv.backends.gymnasium_backend import of_vector_env
 from vecenv.errors import EnvContractError
 
 ASYNC = "gymnasium.vector.async_vector_env.AsyncVectorEnv"
 _AGENTS = "vecenv.envs.flatten_agents.FlattenedAgents"
 _ALE = "ale_py.vector_env.AtariVectorEnv"
-_RESETS_BY_ID = frozenset(
+_COLLECTS_ENVS = frozenset(
     {
         ASYNC,
         _AGENTS,
-        _ALE,
         "gymnasium.vector.sync_vector_env.SyncVectorEnv",
         "vecenv.facades.to_gymnasium.GymnasiumVectorEnv",
     }
 )
+"""VectorEnv classes that build the columns of their infos from single envs."""
+_RESETS_BY_ID = _COLLECTS_ENVS | {_ALE}
 """VectorEnv classes with a `reset` that takes a mask and a seed per env. Subclasses count too."""
 _LIFE_LOSS = (
     "make the VectorEnv with life_loss_info=False and read infos['lives'], or with episodic_life=True, which begins a "
@@ -38,7 +40,7 @@ class NativeClass:
     """
 
     def __init__(self, envs: Any, resets_by_id: bool | None = None) -> None:
-        inner = envs.unwrapped
+        inner = getattr(envs, "unwrapped", envs)
         self.names = {f"{each.__module__}.{each.__qualname__}" for each in type(inner).__mro__}
         agents = _AGENTS in self.names
         if resets_by_id is None:
@@ -48,13 +50,20 @@ class NativeClass:
         """True if `reset` takes `options["reset_mask"]` and a seed per env."""
         self.seeds_by_id = resets_by_id and not agents and getattr(below, "seeds_by_id", True)
         """True if a row's seed alone repeats the row. False if rows share a generator, or are agents of one game."""
-        self._num_envs = envs.num_envs
+        self.collects_envs = not self.names.isdisjoint(_COLLECTS_ENVS)
+        """True if the columns of infos depend on single envs, so that their dtypes may change."""
+        self._num_envs = of_vector_env(envs, "num_envs")
         self._is_ale = _ALE in self.names
         if self._is_ale and _loses_lives(inner):
             raise ValueError(f"ALE does not reset a game after a lost life with life_loss_info=True: {_LIFE_LOSS}")
         self._seeds_reset_envs_only = type(inner).__module__ == "ale_py.vector_env"
         """True if `reset` takes an array with a seed for each env in the mask, instead of a list for all envs."""
         self._restarts: Any = None
+
+    @property
+    def checks_autoreset(self) -> bool:
+        """True if `check_autoreset` has something to check."""
+        return self._restarts is not None
 
     def seeds(self, seed: Any, ids: Sequence[int]) -> list[int | None]:
         """Return the seeds that the envs `ids` get from `reset(seed=seed)` of these envs, or None where unknown."""

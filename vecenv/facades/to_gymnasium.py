@@ -10,6 +10,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
+from vecenv.backends.info_batch import InfosById
 from vecenv.engine.engine import Engine
 from vecenv.engine.lifetime import NotStarted
 from vecenv.engine.mark import BROKEN, is_layer_call, mark_of
@@ -28,8 +29,8 @@ from vecenv.facades.batched_spaces import (
     split_actions,
     takes_arrays,
 )
-from vecenv.facades.driver import Driver, EndedStep, EpisodeTracker, check_resets
-from vecenv.facades.vector_infos import batch_infos, ended_infos
+from vecenv.facades.driver import Driver, EndedStep, EpisodeTracker, check_arrays, check_resets
+from vecenv.facades.vector_infos import batch_infos, ended_columns, ended_infos
 from vecenv.wrappers import check_send_and_recv
 
 GymnasiumStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -102,6 +103,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         check_send_and_recv(venv, type(self).__name__)
         self.observation_mode, self.copy = observation_mode, copy
         self.autoreset_mode = as_autoreset_mode(autoreset_mode)
+        check_arrays(venv)
         check_resets(venv, self.autoreset_mode)
         self.num_envs = len(venv)
         self.metadata = {**(venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
@@ -257,6 +259,12 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def _end_episodes(self, step: StepById, deadline: float | None) -> GymnasiumStep:
         episodes = self._episodes
         ids = episodes.ended
+        obs, rew, terminated, truncated, by_id = step
+        if self._resets_in_step and isinstance(by_id, InfosById):
+            episodes.record(ids, False)
+            episodes.begin(ids, {})
+            infos = ended_columns(by_id, self.num_envs, self._final_as_list)
+            return self._joined(obs), rew, terminated, truncated, infos
         ended = EndedStep(step, ids, self._resets_in_step)
         if self._resets_in_step:
             episodes.record(ids, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeGuard
 
@@ -14,15 +14,17 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
 from vecenv.arguments import check_seed
+from vecenv.backends.columns import rows
 from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.row_writer import IMMUTABLE_TYPES
+from vecenv.backends.info_batch import InfosById
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.engine import Engine
 from vecenv.engine.mark import BROKEN, Layer, is_layer_call, mark_of
 from vecenv.engine.results import StepById
 from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
-from vecenv.facades.driver import Driver, EndedStep, check_resets
+from vecenv.facades.driver import Driver, EndedStep, check_arrays, check_resets
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 
 try:
@@ -71,11 +73,11 @@ class SB3VecEnv(Layer, VecEnv):
         # A wrapper or subclass may change only `step` (as in tianshou), which `send` and `recv` would bypass.
         self._has_own_step = engine is None
         self._resets_in_step = self._driver.autoresets
-        self._copies_infos = self._driver.hosts_here
+        self._steps_together = getattr(self.venv, "steps_together", False)
+        self._copies_infos = self._driver.hosts_here and not self._steps_together
         self._has_own_halves = all(
             getattr(type(self), name) is getattr(SB3VecEnv, name) for name in ("step_async", "step_wait")
         )
-        self._plain_infos = [{"TimeLimit.truncated": False}] * self.venv.env_num
         self._actions: Any = None
         self._pending = False
         super().__init__(self.venv.env_num, self.venv.observation_space[0], self.venv.action_space[0])
@@ -144,30 +146,47 @@ class SB3VecEnv(Layer, VecEnv):
                 "for example with gymnasium.wrappers.TransformReward(env, sum)"
             )
         dones = terminated | truncated
-        infos = list(map(dict.copy, self._plain_infos))
-        for i, info in env_infos.items():
-            infos[i] = {**info, "TimeLimit.truncated": False}
         if self._driver.engine is None:  # a wrapper may return views
             obs = nest.map(_own, obs)
-        if dones.any():
-            self._end_episodes((obs, rewards, terminated, truncated, env_infos), dones.nonzero()[0].tolist(), infos)
-        if self._copies_infos and env_infos:  # as SB3; infos from other processes are copies already
+        if isinstance(env_infos, InfosById):
+            infos, last_obs = self._from_columns(env_infos)
+        else:
+            infos, last_obs = self._from_dicts((obs, rewards, terminated, truncated, env_infos), dones)
+        for info, is_cut in zip(infos, (truncated > terminated).tolist(), strict=True):
+            info["TimeLimit.truncated"] = is_cut
+        for i, last in last_obs.items():
+            if last is None:  # SB3 would add the value of the next episode's first observation
+                infos[i]["TimeLimit.truncated"] = False
+            else:
+                infos[i]["terminal_observation"] = last
+        if self._copies_infos and env_infos:  # as SB3; other infos are copies already
             infos = [info if _is_plain(info) else copy_if_possible(info) for info in infos]
         return obs, rewards.astype(np.float32), dones, infos
 
-    def _end_episodes(self, step: StepById, ids: list[int], infos: list[dict[str, Any]]) -> None:
-        ended = EndedStep(step, ids, self._resets_in_step)
-        if ended.not_reset:
-            first_obs, first_infos = self._driver.reset(ended.not_reset)
-            ended.begin(first_obs, dict(zip(ended.not_reset, first_infos, strict=True)))
-        _, _, terminated, truncated, _ = step
-        for i, last_obs, last_info in zip(ids, ended.last_obs, ended.last_infos, strict=True):
-            self.reset_infos[i] = ended.infos[i]
-            infos[i] = {
-                **last_info,
-                "TimeLimit.truncated": bool(truncated[i] > terminated[i]),
-                "terminal_observation": last_obs,
-            }
+    def _from_columns(self, env_infos: InfosById) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+        """Return infos, and last observations by id, of envs that step together and that the step has reset."""
+        infos = rows(_without_metrics(env_infos.first_columns), self.num_envs)
+        ids, last_obs, last_infos = env_infos.lasts()
+        for i, last_info in zip(ids, last_infos, strict=True):
+            self.reset_infos[i], infos[i] = infos[i], _without_metrics(last_info)
+        return infos, dict(zip(ids, last_obs, strict=True))
+
+    def _from_dicts(self, step: StepById, dones: np.ndarray) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+        """Return infos, and last observations by id. Reset the envs whose episode is over, if the step has not."""
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        last_obs: dict[int, Any] = {}
+        for i, info in step[4].items():
+            infos[i] = info
+        if dones.any():
+            ids = dones.nonzero()[0].tolist()
+            ended = EndedStep(step, ids, self._resets_in_step)
+            if ended.not_reset:
+                first_obs, first_infos = self._driver.reset(ended.not_reset)
+                ended.begin(first_obs, dict(zip(ended.not_reset, first_infos, strict=True)))
+            for i, last_info in zip(ids, ended.last_infos, strict=True):
+                self.reset_infos[i], infos[i] = ended.infos[i], dict(last_info)
+            last_obs = dict(zip(ids, ended.last_obs, strict=True))
+        return infos, last_obs
 
     def _drop_pending(self) -> None:
         self._pending = False
@@ -205,8 +224,7 @@ class SB3VecEnv(Layer, VecEnv):
             raise TypeError(f"set_options() takes one dict, or a list of one dict for each env; got {options!r}")
         if isinstance(options, (list, tuple)) and len(options) != self.num_envs:
             raise ValueError(f"got {len(options)} options for {self.num_envs} envs; pass one dict, or one for each")
-        together = getattr(self.venv, "steps_together", False)
-        if together and any(entry is not each[0] and (entry or each[0]) for entry in each):
+        if self._steps_together and any(entry is not each[0] and (entry or each[0]) for entry in each):
             raise ValueError(f"{self.venv!r} resets all its envs together: pass one dict of options for all envs")
         super().set_options(options)
 
@@ -296,6 +314,7 @@ def _checked(venv: Any) -> BaseVectorEnv:
         raise ValueError("SB3 steps all envs together: make the vector env without wait_num and timeout")
     if venv.splits_obs:
         raise ValueError("SB3 takes Dict and Tuple observations stacked: make the vector env with stack_obs=True")
+    check_arrays(venv)
     check_resets(venv, AutoresetMode.SAME_STEP)
     for name in ("observation_space", "action_space"):
         found = getattr(venv, name)
@@ -318,6 +337,13 @@ def _is_plain(info: dict[str, Any]) -> bool:
         value.__class__ in IMMUTABLE_TYPES or (value.__class__ is np.ndarray and value.dtype != object)
         for value in info.values()
     )
+
+
+def _without_metrics(infos: dict[Any, Any]) -> dict[Any, Any]:
+    """Remove a dict `episode` without a return "r", which SB3's log takes for the result of a `Monitor`."""
+    if isinstance(episode := infos.get("episode"), Mapping) and "r" not in episode:
+        return {key: value for key, value in infos.items() if key not in ("episode", "_episode")}
+    return infos
 
 
 def _own(leaf: np.ndarray) -> np.ndarray:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.backends.columns import entries, has_rows
+from vecenv.backends.info_batch import InfosById
 from vecenv.backends.memory.infos import SCALARS, InfoColumns
 from vecenv.facades.driver import EndedStep
 
@@ -92,6 +94,8 @@ def _infos_with_other_keys(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int
 
 
 def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any]:
+    if isinstance(infos, InfosById) and len(infos) == n and infos.finals is None:
+        return _with_masks(infos.columns, n)
     if not isinstance(infos, InfoColumns):
         return vector_infos(infos.items(), n)
     if "final_obs" in infos.schema.keys:
@@ -110,13 +114,46 @@ def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any
     return batch
 
 
+def _with_masks(columns: Mapping[Any, Any], n: int) -> dict[Any, Any]:
+    """Return columns with a mask for each key, a row per env for each value, and 0 or `None` outside of the masks."""
+    batch: dict[Any, Any] = {}
+    for key, column, mask in entries(columns):
+        mask = np.ones(n, dtype=np.bool_) if mask is None else np.array(mask, dtype=np.bool_)
+        if not mask.any():
+            continue
+        if isinstance(column, Mapping):
+            column = _with_masks(column, n)
+        elif not (isinstance(column, np.ndarray) and has_rows(column, n)):
+            values = column if has_rows(column, n) else [column] * n
+            ids = mask.nonzero()[0].tolist()
+            column = _column(ids, [values[i] for i in ids], n)
+        elif not mask.all():
+            column = column.copy()
+            column[~mask] = None if column.dtype == object else 0
+        batch[key], batch[f"_{key}"] = column, mask
+    return batch
+
+
+def ended_columns(infos: InfosById, n: int, as_list: bool) -> dict[Any, Any]:
+    """Return the infos of a step that has ended and reset envs, as `ended_infos`."""
+    batch = _with_masks(infos.first_columns, n)
+    ids, last_obs, last_infos = infos.lasts()
+    return _with_lasts(batch, ids, last_obs, last_infos, n, as_list)
+
+
 def ended_infos(ended: EndedStep, n: int, as_list: bool) -> dict[Any, Any]:
     """Return the infos of a step that ended episodes. `as_list`: in the form of gymnasium 0.29."""
-    infos, ids = vector_infos(sorted(ended.infos.items()), n), ended.ids
+    infos = vector_infos(sorted(ended.infos.items()), n)
+    return _with_lasts(infos, ended.ids, ended.last_obs, ended.last_infos, n, as_list)
+
+
+def _with_lasts(
+    infos: dict[Any, Any], ids: Sequence[int], last_obs: Sequence[Any], last_infos: Sequence[Any], n: int, as_list: bool
+) -> dict[Any, Any]:
     obs_key = "final_observation" if as_list else "final_obs"
-    infos[obs_key] = object_column(ids, ended.last_obs, n)
-    lasts = zip(ids, ended.last_infos, strict=True)
-    infos["final_info"] = object_column(ids, ended.last_infos, n) if as_list else vector_infos(lasts, n)
+    infos[obs_key] = object_column(ids, last_obs, n)
+    lasts = zip(ids, last_infos, strict=True)
+    infos["final_info"] = object_column(ids, last_infos, n) if as_list else vector_infos(lasts, n)
     for key in (obs_key, "final_info"):
         infos[f"_{key}"] = _mask(ids, n)
     return infos

@@ -219,6 +219,16 @@ def test_facades_of_them_reset_as_these_do_or_are_refused(mode: str, outer: str)
     assert_same(*logs)
 
 
+def test_native_envs_that_reset_in_the_next_step_only_are_refused_by_facades_at_once() -> None:
+    """TorchRL's GymWrapper, which takes SAME_STEP and DISABLED, would fail at the first end of an episode."""
+    for outer in ("Disabled", "SameStep"):
+        with (
+            from_gymnasium(cartpoles()) as venv,
+            pytest.raises(ValueError, match=f"autoreset_mode {outer} needs: make"),
+        ):
+            GymnasiumVectorEnv(venv, autoreset_mode=outer)
+
+
 def test_an_episode_that_is_over_is_not_stepped() -> None:
     for mode in MODES:
         with native(mode) as venv:
@@ -232,6 +242,19 @@ def test_an_episode_that_is_over_is_not_stepped() -> None:
                 venv.step([0] * N)
             venv.reset([0])
             assert venv.step([0] * N)[0][0].tolist()[1:3] == [1, 1]
+
+
+def test_a_step_may_reset_some_envs_and_those_that_end() -> None:
+    logs: list[Any] = [[], []]
+    for venv, log in zip((native("NextStep"), DummyVectorEnv(counting())), logs, strict=True):
+        with venv:
+            log.append(venv.reset(seed=3))
+            over = np.zeros(N, np.bool_)
+            for t in range(9):
+                ends = t % 2 == 1
+                log.append(venv.step([t] * N, reset=over, autoreset=ends))
+                over = np.zeros(N, np.bool_) if ends else log[-1][2] | log[-1][3]
+    assert_same(*logs)
 
 
 def test_seeds_and_options_of_resets() -> None:

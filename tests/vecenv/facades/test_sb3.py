@@ -18,9 +18,12 @@ from tests.support.action_cases import ROWS, arrived
 from tests.support.backends import FULL, one_of
 from tests.support.cases import LocalWorker, counting
 from tests.support.gymnasium_cases import Reads, assert_same, cartpoles, kinds
+from tests.support.mani_skill_double import ManiSkillDouble
+from tests.support.simulators import Simulator
 from vecenv import (
     BaseVectorEnv,
     DummyVectorEnv,
+    GymnasiumVectorEnv,
     SB3VecEnv,
     ShmemVectorEnv,
     SyncVectorEnv,
@@ -250,6 +253,49 @@ class TestVectorEnvsOfGymnasium:
         assert env.reset_infos == [{"episode": 1}, {"episode": 0}]
         env.close()
         assert envs.closed
+
+    def test_a_simulator_of_tensors_gives_arrays_to_wrappers_of_sb3(self):
+        """mani-skill 3.0.1: `get_attr` raises RuntimeError, and all results are tensors."""
+        env = SB3VecEnv(ManiSkillDouble(record_metrics=True))
+        assert (env.render_mode, env.get_attr("render_mode")) == (None, [None] * 2)
+        normalised = VecNormalize(VecMonitor(env), norm_obs=False, norm_reward=False)
+        normalised.reset()
+        ends = []
+        for step in range(1, 6):
+            obs, rewards, dones, infos = normalised.step(np.zeros((2, 1), np.float32))
+            assert (type(obs), rewards.tolist()) == (np.ndarray, [1, 1])
+            for i in np.flatnonzero(dones):
+                last = infos[i].pop("terminal_observation")
+                assert (type(last), last.dtype) == (np.ndarray, np.float32)
+                ends.append((i, step, last.tolist(), infos[i]["TimeLimit.truncated"], infos[i]["episode"]["l"]))
+            assert all("episode" not in info for info in np.array(infos)[~dones])  # VecMonitor's, only at an end
+        assert ends == [(0, 3, [0, 0, 3], True, 3), (1, 4, [1, 0, 4], True, 4)]
+        normalised.close()
+
+    def test_a_lost_last_observation_gives_nothing_to_bootstrap_from(self):
+        """As in mjlab, Brax and pgx: the first observation of the next episode is no successor."""
+        env = SB3VecEnv(from_gymnasium(Simulator(np, final="lost"), has_final_obs=False))
+        normalised = VecNormalize(env, norm_obs=False, norm_reward=False)
+        normalised.reset()
+        for _ in range(3):  # env 1 is truncated after three steps
+            obs, _, dones, infos = normalised.step(np.zeros((4, 2), np.float32))
+        assert (dones.tolist(), obs[1].tolist()) == ([False, True, False, False], [1, 0, 1])
+        assert "terminal_observation" not in infos[1]
+        assert infos[1]["TimeLimit.truncated"] is False
+        normalised.close()
+
+    @pytest.mark.parametrize("facade", [SB3VecEnv, partial(GymnasiumVectorEnv, autoreset_mode="SameStep")])
+    def test_tensors_are_refused(self, facade):
+        message = "returns tensors, but numpy arrays are needed: make it without tensors=True"
+        with from_gymnasium(ManiSkillDouble(), tensors=True) as venv, pytest.raises(ValueError, match=message):
+            facade(venv)
+
+    @FULL
+    def test_ppo_logs_and_trains_over_a_simulator_with_metrics_of_its_own(self):
+        env = VecNormalize(SB3VecEnv(ManiSkillDouble(record_metrics=True)))
+        model = PPO("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1, seed=0, device="cpu")
+        assert model.learn(32).num_timesteps == 32
+        env.close()
 
 
 @pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv]))

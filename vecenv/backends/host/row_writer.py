@@ -153,7 +153,7 @@ def convert_reward(reward: Any) -> tuple[float, np.ndarray | None]:
     except Exception:  # ragged, or an unreadable tensor
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
-        raise EnvContractError(f"step() returned the reward {_short(reward)}, expected a number or a vector of numbers")
+        raise EnvContractError(f"step() returned the reward {short(reward)}, expected a number or a vector of numbers")
     if array.shape in ((), (1,)):
         return float(array.reshape(())), None
     return 0.0, array.astype(np.float64)
@@ -234,18 +234,18 @@ def _check_tuple(obs: Any, own: tuple[Any, ...]) -> None:
         raise ObservationError(f"{_path(own)} is {got}, expected a tuple of {len(own)}")
 
 
-def fit_tree(obs: Any, tree: Any, rows: tuple[int, ...] = ()) -> Any:
+def fit_tree(obs: Any, tree: Any, rows: tuple[int, ...] = (), fit_leaf: Callable[..., Any] | None = None) -> Any:
     """Return `obs` with arrays in the shapes `(*rows, *shape)` and dtypes of the leaves of `tree`.
 
-    Raises ObservationError as `fit`, and for other keys or numbers of parts.
+    `fit_leaf` replaces `fit`. Raises ObservationError as `fit`, and for other keys or numbers of parts.
     """
     if isinstance(tree, dict):
         _check_dict(obs, tree)
-        return {key: fit_tree(obs[key], child, rows) for key, child in tree.items()}
+        return {key: fit_tree(obs[key], child, rows, fit_leaf) for key, child in tree.items()}
     if isinstance(tree, tuple):
         _check_tuple(obs, tree)
-        return tuple(fit_tree(part, child, rows) for part, child in zip(obs, tree, strict=True))
-    return fit(obs, tree, rows) if isinstance(tree, Leaf) else obs
+        return tuple(fit_tree(part, child, rows, fit_leaf) for part, child in zip(obs, tree, strict=True))
+    return (fit_leaf or fit)(obs, tree, rows) if isinstance(tree, Leaf) else obs
 
 
 def fit(value: Any, leaf: Leaf, rows: tuple[int, ...] = ()) -> np.ndarray:
@@ -255,7 +255,7 @@ def fit(value: Any, leaf: Leaf, rows: tuple[int, ...] = ()) -> np.ndarray:
     rounding to a float type.
     """
     try:
-        array = np.asarray(value)
+        array = np.asarray(nest.on_cpu(value))
     except ValueError:
         raise ObservationError(f"{leaf.path} is ragged, {_expected(leaf)}") from None
     except Exception as error:  # a tensor with gradients, or an unknown dtype
@@ -314,7 +314,7 @@ def convert_flag(name: str, flag: Any) -> bool:
         array = nest.as_array(flag)
         if array.size == 1 and array.dtype.kind in "biuf" and array.reshape(()) in (0, 1):
             return bool(array.reshape(()))
-    raise EnvContractError(f"step() returned {name}={_short(flag)} of type {type(flag).__name__}, expected a bool")
+    raise EnvContractError(f"step() returned {name}={short(flag)} of type {type(flag).__name__}, expected a bool")
 
 
 def _convert_info(op: str, info: Any) -> dict[str, Any]:
@@ -340,6 +340,6 @@ def _described(array: np.ndarray) -> str:
     return text
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

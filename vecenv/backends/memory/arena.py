@@ -67,11 +67,21 @@ class Arena:
     def actions(self) -> list[np.ndarray]:
         return [self.seed, *([] if self.action is None else nest.leaves(self.action))]
 
+    def put_actions(self, ids: np.ndarray | None, actions: Any) -> None:
+        nest.put(self.action, ... if ids is None else ids, actions)
+
     def outputs(self) -> list[np.ndarray]:
         return [*_arrays(self.obs), self.reward, self.terminated, self.truncated]
 
     def finals(self) -> list[np.ndarray]:
         return _arrays(self.final)
+
+
+class ColumnArena(Arena):
+    """Arena of envs that a library steps together. Each round has new arrays, or tensors, instead of rows in memory."""
+
+    def put_actions(self, ids: np.ndarray | None, actions: Any) -> None:
+        self.action = actions
 
 
 def _arrays(tree: Any) -> list[np.ndarray]:

@@ -1,0 +1,125 @@
+"""A simulator that steps n envs in one call, in numpy, torch or JAX, and the same env alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+OBS = spaces.Box(-100, 100, (3,), np.float32)
+ACTION = spaces.Box(-1, 1, (2,), np.float32)
+
+
+class Alone(gym.Env):
+    """Env i of a `Simulator`. Its episode has 2 + i steps, and is truncated if i is odd."""
+
+    observation_space, action_space = OBS, ACTION
+
+    def __init__(self, i: int, more: bool = False) -> None:
+        self.i, self.more, self.t, self.episode = i, more, 0, -1
+
+    def _result(self) -> Any:
+        obs = np.array([self.i, self.t, self.episode], np.float32)
+        info: dict[str, Any] = {"speed": np.float32(self.t * 0.5), "goal": np.array([self.i, self.episode], np.int64)}
+        if self.more:
+            info |= {"episode": {"l": np.int64(self.t)}, "name": f"env {self.i}", "size": 1.5}
+            info |= {"lap": np.int64(self.t)} if self.i % 2 else {}
+        return obs, info
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t, self.episode = 0, self.episode + 1
+        return self._result()
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        obs, info = self._result()
+        over = self.t == 2 + self.i
+        return obs, float(np.float32(action[0]) + self.t), over and self.i % 2 == 0, over and self.i % 2 == 1, info
+
+
+class Simulator(VectorEnv):
+    """Simulator of n envs in the array library `xp`, in SAME_STEP mode. It writes into the same buffers in each step.
+
+    final: where the last observation is: "masked" or "whole" rows of `final_obs`, "old" (the key of gymnasium 0.29, in
+    each step, and no `final_info`), or "lost". wide: rewards and flags have the shape (n, 1). more: infos have a
+    dict, a list, a value for all envs, and a column with a mask.
+    """
+
+    def __init__(
+        self,
+        xp: Any,
+        n: int = 4,
+        final: str = "masked",
+        wide: bool = False,
+        device: Any = None,
+        more: bool = False,
+    ) -> None:
+        self.xp, self.num_envs, self.final, self.wide, self.more = xp, n, final, wide, more
+        self.on = {} if device is None else {"device": device}
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.single_observation_space, self.single_action_space = OBS, ACTION
+        self.observation_space, self.action_space = batch_space(OBS, n), batch_space(ACTION, n)
+        self.buffers: dict[str, Any] = {}
+        self.actions: Any = None
+        self.t, self.episode = np.zeros(n), np.full(n, -1.0)
+
+    def _returned(self, name: str, values: np.ndarray) -> Any:
+        """Return the values in the buffer of this name. JAX has no buffers."""
+        if self.xp is np:
+            buffer = self.buffers.setdefault(name, np.empty_like(values))
+            buffer[...] = values
+        elif hasattr(self.xp, "Tensor"):
+            new = self.xp.as_tensor(values).to(**self.on) if self.on else self.xp.as_tensor(values)
+            buffer = self.buffers.setdefault(name, self.xp.empty_like(new))
+            buffer.copy_(new)
+        else:
+            buffer = self.xp.asarray(values)
+        return buffer
+
+    def _obs(self, name: str) -> Any:
+        return self._returned(name, np.stack([np.arange(self.num_envs), self.t, self.episode], 1).astype(np.float32))
+
+    def _infos(self, name: str) -> dict[str, Any]:
+        goal = np.stack([np.arange(self.num_envs), self.episode], 1).astype(np.int64)
+        infos: dict[str, Any] = {
+            "speed": self._returned(f"{name}speed", (self.t * 0.5).astype(np.float32)),
+            "goal": self._returned(f"{name}goal", goal),
+        }
+        if self.more:
+            infos["episode"] = {"l": self._returned(f"{name}length", self.t.astype(np.int64))}
+            infos |= {"name": [f"env {i}" for i in range(self.num_envs)], "size": 1.5}
+            infos["lap"] = self._returned(f"{name}lap", self.t.astype(np.int64))
+            infos["_lap"] = self._returned("odd", np.arange(self.num_envs) % 2 == 1)
+        return infos
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.t[:], self.episode = 0, self.episode + 1
+        return self._obs("obs"), self._infos("")
+
+    def step(self, actions: Any) -> Any:
+        self.actions, n = actions, self.num_envs
+        self.t += 1
+        first = np.asarray(actions.cpu() if hasattr(actions, "cpu") else actions)[:, 0]
+        reward = (first + self.t).astype(np.float32)
+        over = self.t == 2 + np.arange(n)
+        odd = np.arange(n) % 2 == 1
+        shape = (n, 1) if self.wide else (n,)
+        outcome = [
+            self._returned(name, values.reshape(shape))
+            for name, values in (("reward", reward), ("terminated", over & ~odd), ("truncated", over & odd))
+        ]
+        last, last_info = self._obs("last"), self._infos("last")
+        self.t[over], self.episode[over] = 0, self.episode[over] + 1
+        infos = self._infos("")
+        mask = self._returned("mask", over)
+        if self.final == "old":
+            infos["final_observation"] = last
+        elif self.final != "lost" and over.any():
+            infos |= {"final_obs": last, "final_info": last_info}
+            if self.final == "masked":
+                infos |= {"_final_obs": mask, "_final_info": mask}
+        return self._obs("obs"), *outcome, infos
