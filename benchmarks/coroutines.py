@@ -2,7 +2,8 @@
 
     python -m benchmarks.coroutines [--envs 1000] [--rounds 15] [--repeats 3] [CONTENDER ...]
 
-The contenders take turns, each in a fresh process. `round` is the median time of a step of all envs. `alive` is the
+The contenders take turns, each in a fresh process. `round` is the median time of a step of all envs, and
+`CPU` the processor time of this process in a step. `alive` is the
 longest time that a second thread waits for an `alive()` of the same vector env during steps. The memory is the
 proportional set size (PSS) of all processes after the steps, and the part that the vector env has added.
 """
@@ -116,20 +117,23 @@ def play(name: str, envs: int, rounds: int) -> None:
         figures["start_s"] = time.perf_counter() - begin
         for _ in range(3):
             step()
-        times, alive = list[float](), list[float]()
+        times, computed, alive = list[float](), list[float](), list[float]()
         stop = threading.Event()
         watcher = threading.Thread(target=watch, args=(venv, alive, stop))
         for watched in (False, True):
             if watched and hasattr(venv, "alive"):
                 watcher.start()
             for _ in range(rounds):
-                start = time.perf_counter()
+                start, used = time.perf_counter(), time.process_time()
                 step()
-                times += [] if watched else [time.perf_counter() - start]
+                if not watched:
+                    times.append(time.perf_counter() - start)
+                    computed.append(time.process_time() - used)
         stop.set()
         memory = resident_here()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        figures.update(round_ms=1e3 * median(times), memory_mb=memory, added_mb=memory - before, peak_mb=peak)
+        figures.update(round_ms=1e3 * median(times), cpu_ms=1e3 * median(computed))
+        figures.update(memory_mb=memory, added_mb=memory - before, peak_mb=peak)
         figures["alive_ms"] = 1e3 * max(alive, default=float("nan"))
 
     function(n, measure)
@@ -169,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         now = {key: median(one[key] for one in each) for key in each[0]}
         print(
             f"{name:14} {now['envs']:5.0f} envs  start {now['start_s']:5.2f} s  round {now['round_ms']:7.1f} ms  "
+            f"CPU {now['cpu_ms']:6.1f} ms  "
             f"alive {now['alive_ms']:6.1f} ms  {now['memory_mb']:6.0f} MB, {now['added_mb']:+.0f} MB",
             flush=True,
         )

@@ -118,7 +118,7 @@ class Block(Watched):
         """Copy the results of the envs with the indexes `places` to the batch."""
         rows: Any = ... if places is self.everyone else places
         for to, own in self._outputs:
-            to[rows] = own[rows]
+            to[rows] = own if rows is ... else own[rows]
         for j, extra in extras.items():
             self._answers.extras[self.start + j] = extra
             for to, own in () if extra.final is None else self._finals:

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from inspect import isawaitable
 from queue import Empty, SimpleQueue
 from threading import Thread
 from traceback import StackSummary
@@ -22,8 +21,13 @@ from vecenv.backends.free_threading import stack_of_thread
 from vecenv.backends.host.env_access import copy_data
 from vecenv.backends.host.env_host import EnvHost
 from vecenv.backends.host.operation import Operation, await_operation
+from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING
 from vecenv.backends.pool.worker_handle import STACK_TIMEOUT
+
+
+Job = tuple[int, Operation, Callable[[Any], None]]
+"""Number for `line[DOING]`, operation that the task runs, and function that gets its result."""
 
 
 class EventLoop:
@@ -113,16 +117,23 @@ class CoroutineBlock(Block):
     """Coroutine env that a task of `loop` serves. `abandon` cancels the running operation."""
 
     task: asyncio.Task[None]
+    _waiter: asyncio.Future[None] | None = None
+    """Future that the task awaits while it has no work."""
     _is_busy = _has_ended = False
 
     def __init__(self, index: int, ids: range, backend: Owner, host: EnvHost, loop: EventLoop) -> None:
         super().__init__(index, ids, backend, host)
         self._loop = loop
-        self._work: asyncio.Queue[Callable[[], Any] | None] = asyncio.Queue()
+        self._work: deque[Callable[[], Job | None] | None] = deque()
         loop.post(loop.serve, self)
 
-    def post(self, work: Callable[[], Any] | None) -> None:
-        self._loop.post(self._work.put_nowait, work)
+    def post(self, work: Callable[[], Job | None] | None) -> None:
+        self._loop.post(self._add, work)
+
+    def _add(self, work: Callable[[], Job | None] | None) -> None:
+        self._work.append(work)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     @property
     def has_ended(self) -> bool:
@@ -159,12 +170,19 @@ class CoroutineBlock(Block):
             self.task.cancel()
 
     async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            while (work := await self._work.get()) is not None:
-                self._is_busy = True
-                if isawaitable(result := work()):
-                    await result
-                self._is_busy = False
+            while True:
+                if not self._work:
+                    self._waiter = loop.create_future()
+                    await self._waiter
+                    self._waiter = None
+                if (work := self._work.popleft()) is None:
+                    break
+                if (job := work()) is not None:
+                    self._is_busy = True
+                    await self._run(*job)
+                    self._is_busy = False
         # The host catches errors of envs, so this is an error of vecenv, or the IndexError after `abandon`.
         except BaseException as error:
             self._backend.note_end(self, self._loop.error or error)
@@ -173,20 +191,7 @@ class CoroutineBlock(Block):
             if self.closes_envs:
                 self.problems = await await_operation(self._host.closing())
 
-    async def round(self, asked: bytes, payloads: Mapping[int, Any]) -> None:
-        def payload(j: int, op: int) -> Any:
-            return payloads[self.start]
-
-        extra = await self._timed(A_ROUND, self._host.operation(0, asked[0], self._rows.action, payload))
-        self.deliver(self.write, self.everyone, {} if extra is None else {0: extra})
-
-    async def call(self, call: EnvCall, args: Mapping[int, tuple[Any, ...]]) -> None:
-        value = await self._timed(A_CALL, self._host.calling(0, call.op, args[self.start]))
-        if self._backend.copies:
-            value = copy_data(value)
-        self.deliver(call.found.update, {self.start: value})
-
-    async def _timed(self, doing: int, operation: Operation) -> Any:
+    async def _run(self, doing: int, operation: Operation, answer: Callable[[Any], None]) -> None:
         begin = time.perf_counter_ns()
         self.line[DOING] = doing
         result = await await_operation(operation)
@@ -194,4 +199,19 @@ class CoroutineBlock(Block):
             raise self._loop.error
         self.line[DOING] = NOTHING
         self.line[BUSY_NS] += time.perf_counter_ns() - begin
-        return result
+        answer(result)
+
+    def round(self, asked: bytes, payloads: Mapping[int, Any]) -> Job:
+        def payload(j: int, op: int) -> Any:
+            return payloads[self.start]
+
+        return A_ROUND, self._host.operation(0, asked[0], self._rows.action, payload), self._answer_round
+
+    def _answer_round(self, extra: Extra | None) -> None:
+        self.deliver(self.write, self.everyone, {} if extra is None else {0: extra})
+
+    def call(self, call: EnvCall, args: Mapping[int, tuple[Any, ...]]) -> Job:
+        def answer(value: Any) -> None:
+            self.deliver(call.found.update, {self.start: copy_data(value) if self._backend.copies else value})
+
+        return A_CALL, self._host.calling(0, call.op, args[self.start]), answer

@@ -132,7 +132,7 @@ class ThreadBackend(Backend):
             raise OneEnvPerProcess("env {} is a coroutine env, and shares a worker with env {}".format(*both))
         from vecenv.backends.event_loop import CoroutineBlock, EventLoop  # imports asyncio
 
-        if self._loop is None or not self._loop.thread.is_alive():
+        if self._loop is None or self._loop.error is not None:
             self._loop = EventLoop()
         hosts = zip(block.ids, block.split(), strict=True)
         return [CoroutineBlock(block.index, range(i, i + 1), self, host, self._loop) for i, host in hosts]
