@@ -64,7 +64,7 @@ def test_all_coroutine_envs_wait_at_once_in_one_event_loop(options: Any) -> None
     with ThreadVectorEnv([partial(Meets, i, barrier) for i in range(n)], **options) as venv:
         assert venv.num_workers == n
         assert len(loop_threads()) == 1
-        assert not any(thread.name.startswith("vecenv-block-") for thread in threading.enumerate())
+        wait_until(lambda: not any(thread.name.startswith("vecenv-block-") for thread in threading.enumerate()))
         venv.reset(seed=0)
         for t in (1, 2, 3):
             venv.send(np.arange(n))

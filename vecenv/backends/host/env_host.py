@@ -189,7 +189,7 @@ class EnvHost:
         if op == opcodes.RESET:
             return self._reset(j, {})
         if op & opcodes.PLAIN == opcodes.STEP:
-            return self._step(j, copy_actions(nest.take(action, slice(j, j + 1)), 1)[0], op)
+            return self._step(j, copy_action(action, j), op)
         return self._with_payload(j, op, payload)
 
     def _with_payload(self, j: int, op: int, payload: Payload) -> Operation:
@@ -298,6 +298,13 @@ def copy_actions(action: Any, k: int) -> list[Any]:
         return list(action.copy())
     copies = nest.map(np.copy, action)
     return [nest.take(copies, j) for j in range(k)]
+
+
+def copy_action(action: Any, j: int) -> Any:
+    """Copy row j of a nested action."""
+    if action.__class__ is np.ndarray:
+        return action[j].copy()
+    return copy_actions(nest.take(action, slice(j, j + 1)), 1)[0]
 
 
 def _located(error: BaseException, env_id: int) -> BaseException:
