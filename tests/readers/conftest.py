@@ -1,4 +1,6 @@
-"""Run the code of docs/guides/readers.md, and compare what arrives with the data sets of make_data.py."""
+"""Run the code of two pages with published packages: docs/guides/readers.md with the data sets of make_data.py, and
+docs/guides/agent-envs.md.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs/guides/readers.md").read_text("utf-8"), re.M | re.S)
+PAGES = "".join((ROOT / f"docs/guides/{page}.md").read_text("utf-8") for page in ("readers", "agent-envs"))
+BLOCKS = re.findall(r"^```py\n(.*?)^```$", PAGES, re.M | re.S)
 
 
 @pytest.fixture(autouse=True)
