@@ -49,8 +49,8 @@ test-oldest:  ## run the quick tier with the oldest Python and the oldest versio
 	$(MAKE) --no-print-directory test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt \
 		PYTHON="$$(.ci/find-python $(firstword $(SUPPORTED)))"
 
-READERS ?= beside d3rlpy imitation lerobot tensorflow
-test-readers: $(VENV)/.installed-dev  ## read exports of data sets in other libraries, each in an environment of its own; 12 GB
+READERS ?= beside d3rlpy imitation lerobot tensorflow agents
+test-readers: $(VENV)/.installed-dev  ## read exports of data sets in other libraries, and run envs of agents, each in an environment of its own; 14 GB
 	$(BIN)/python -m tests.readers.make_data build/readers/data
 	.ci/test-readers $(READERS)
 

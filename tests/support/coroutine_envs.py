@@ -11,17 +11,21 @@ from tests.support.faulty import Counter
 from vecenv import ThreadVectorEnv
 
 
-class AsCoroutines:
-    """The env of `env_fn`, with coroutines as reset, step, render and close.
-
-    Threads call `reset` and `step` of the env, because an env that waits without an await stops all other envs.
-    """
+class AsItself:
+    """The env of `env_fn`, in a layer without effect. States of envs with the same number of layers may be swapped."""
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
         self.env = env_fn()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.env, name)
+
+
+class AsCoroutines(AsItself):
+    """The env of `env_fn`, with coroutines as reset, step, render and close.
+
+    Threads call `reset` and `step` of the env, because an env that waits without an await stops all other envs.
+    """
 
     async def reset(self, **kwargs: Any) -> Any:
         return await asyncio.to_thread(self.env.reset, **kwargs)
@@ -42,7 +46,7 @@ class CoroutineVectorEnv(ThreadVectorEnv):
     """ThreadVectorEnv whose envs have coroutines. With `every` = 2, only the envs with even ids."""
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], *args: Any, every: int = 1, **options: Any) -> None:
-        fns = [env_fn if i % every else partial(AsCoroutines, env_fn) for i, env_fn in enumerate(env_fns)]
+        fns = [partial(AsItself if i % every else AsCoroutines, env_fn) for i, env_fn in enumerate(env_fns)]
         super().__init__(fns, *args, **options)
 
 

@@ -47,6 +47,9 @@ class Block(Watched):
     post: Callable[[Callable[[], Any] | None], Any]
     """Function that lets the worker call a function after the earlier ones. `None` ends the worker."""
 
+    is_bystander = False
+    """True if an env of another block keeps these envs waiting."""
+
     def __init__(self, index: int, ids: range, backend: Owner, host: EnvHost) -> None:
         super().__init__(index, ids)
         self.alive = True

@@ -64,17 +64,20 @@ class EventLoop:
         self.post(self._over.set)
         self.flush()
 
-    def ask(self, function: Callable[[], str]) -> str:
-        """Return `function()`, called by the loop. If a task blocks the loop, return the stack of the thread."""
+    def ask(self, function: Callable[[], str]) -> str | None:
+        """Return `function()`, called by the loop, or `None` if a task blocks the loop."""
         answers: SimpleQueue[str] = SimpleQueue()
         self.post(lambda: answers.put(function()))
         self.flush()
         with suppress(Empty):
             return answers.get(timeout=0 if self._is_silent else STACK_TIMEOUT)
         self._is_silent = True
-        running = None if self._loop is None else asyncio.current_task(self._loop)
-        cause = f"{running.get_name()} blocks the event loop" if running in self.tasks else "the event loop is blocked"
-        return f"({cause}, in which all coroutine envs wait)\n{stack_of_thread(self.thread.ident or 0)}"
+        return None
+
+    def running(self) -> CoroutineBlock | None:
+        """Return the block whose task runs now, without an await. Any thread may call this."""
+        task = None if self._loop is None else asyncio.current_task(self._loop)
+        return None if task is None else self.tasks.get(task)
 
     def problem(self) -> str | None:
         """Describe why the thread runs on, or return `None` if the thread has ended."""
@@ -152,7 +155,12 @@ class CoroutineBlock(Block):
         return "its task was cancelled"
 
     def stack(self) -> str:
-        return self._loop.ask(self._own_stack)
+        if (stack := self._loop.ask(self._own_stack)) is not None:
+            return stack
+        running = self._loop.running()
+        self.is_bystander = running is not None and running is not self
+        cause = "the event loop is blocked" if running is None else f"env {running.start} blocks the event loop"
+        return f"({cause}, in which all coroutine envs wait)\n{stack_of_thread(self._loop.thread.ident or 0)}"
 
     def _own_stack(self) -> str:
         """Return where the env waits, as a stack. `Task.get_stack` returns only the outermost frame, which is ours."""

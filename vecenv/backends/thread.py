@@ -311,8 +311,9 @@ class ThreadBackend(Backend):
     def _lose(self, block: Block, reason: Reason) -> None:
         block.abandon()
         for i in block.ids:
-            error = self.lost[i] = reason(i)
+            self.lost[i] = error = reason(i)
             error.env_id, error.env_ids = i, tuple(block.ids)
+            error.bystander |= block.is_bystander
         self._answer_lost(block.ids)
 
     def _answer_lost(self, ids: Iterable[int]) -> None:

@@ -6,6 +6,8 @@ The contract suite, the fault matrix and the fuzzer of the engine have them too.
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -16,15 +18,19 @@ import numpy as np
 import pytest
 
 import vecenv.engine.lifetime
-from tests.support.backends import BACKENDS, full
+from collector import SyncDataCollector
+from tests.fuzz.envs import assert_same
+from tests.support.backends import BACKENDS, FULL, full
 from tests.support.coroutine_envs import AsCoroutines, CoroutineVectorEnv, Gated
 from tests.support.ctrl_c import interrupting
 from tests.support.faulty import Counter, counters
 from tests.support.ledger import CLOSED, Ledger, wait_until
+from tests.support.paths import ROOT
 from vecenv import (
     DummyVectorEnv,
     EnvContractError,
     EnvStepError,
+    GymnasiumVectorEnv,
     ThreadVectorEnv,
     TransformedEnv,
     VectorEnvError,
@@ -203,6 +209,10 @@ def test_an_env_that_blocks_the_event_loop_is_named_in_the_error_of_each_env_tha
         text = str(caught.value)
         assert "env 1 blocks the event loop" in text
         assert "self.gate.wait()" in text
+        assert caught.value.env_id == 1
+        with pytest.raises(WorkerTimeoutError, match="env 1 blocks the event loop") as other:
+            venv.step([0], [venv.failed_id[-1]])
+        assert other.value.bystander
         gate.set()
         venv.reset()
         assert venv.step([0] * 20)[0][:, 2].tolist() == [1] * 20
@@ -453,3 +463,57 @@ def test_a_reward_of_none_says_what_to_write() -> None:
         venv.reset()
         with pytest.raises(EnvContractError, match=r"reward None.*return 0.0 until then. If a call failed, raise"):
             venv.step([0])
+
+
+def rows_of(make: Any, kind: Any, steps: int) -> list[Any]:
+    venv = make(kind([partial(CountingEnv, i) for i in range(3)]))
+    rows = [venv.reset()]
+    rows += [venv.step(np.full(3, t)) for t in range(steps)]
+    venv.close()
+    return rows
+
+
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=FULL) for mode in gymnasium.vector.AutoresetMode])
+def test_the_interface_of_gymnasium_has_coroutine_envs(mode: Any) -> None:
+    make, steps = partial(GymnasiumVectorEnv, autoreset_mode=mode), 4 if mode.name == "DISABLED" else 12
+    assert_same(rows_of(make, CoroutineVectorEnv, steps), rows_of(make, DummyVectorEnv, steps), "rows")
+
+
+@FULL
+def test_the_interface_of_sb3_has_coroutine_envs() -> None:
+    pytest.importorskip("stable_baselines3")
+    from vecenv import SB3VecEnv
+
+    assert_same(rows_of(SB3VecEnv, CoroutineVectorEnv, 12), rows_of(SB3VecEnv, DummyVectorEnv, 12), "rows")
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"transforms": True}, marks=FULL)], ids=str)
+def test_collectors_take_coroutine_envs(options: Any) -> None:
+    def collect(env_fns: Any, **own: Any) -> list[Any]:
+        if options:
+            own["transforms"] = RewardScaling(1.0, 2.0)
+        with SyncDataCollector(env_fns, None, frames_per_batch=30, total_frames=60, **own) as collector:
+            collector.set_seed(0)
+            return [leaf for batch in collector for leaf in (batch.obs, batch.reward, batch.terminated, batch.action)]
+
+    fns: list[Any] = [partial(CountingEnv, i) for i in range(3)]
+    coroutines = [partial(AsCoroutines, env_fn) for env_fn in fns]
+    assert_same(collect(coroutines, backend="thread"), collect(fns), "batches")
+    with pytest.raises(TypeError, match="backend='thread' in collectors"):
+        SyncDataCollector(coroutines, None, frames_per_batch=30, total_frames=60)
+
+
+def test_a_program_that_leaves_a_vector_env_open_ends_without_a_word() -> None:
+    """Also with a step in flight."""
+    program = """
+from functools import partial
+from tests.support.coroutine_envs import Gated
+from vecenv import ThreadVectorEnv
+venv = ThreadVectorEnv([partial(Gated, i) for i in range(3)])
+venv.reset()
+venv.call("shut", id=[1])
+venv.send([0] * 3)
+"""
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
