@@ -164,7 +164,8 @@ class CoroutineBlock(Block):
 
     def _own_stack(self) -> str:
         """Return where the env waits, as a stack. `Task.get_stack` returns only the outermost frame, which is ours."""
-        frames, waiting = [], self.task.get_coro()
+        frames = []
+        waiting: Any = self.task.get_coro()
         while waiting is not None:
             frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
             if frame is not None and not frame.f_globals["__name__"].startswith("vecenv.backends."):
