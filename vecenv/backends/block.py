@@ -88,12 +88,12 @@ class Block(Watched):
         except IndexError:  # `abandon` has just emptied this list, and replaced it by a copy
             return self.line[BUSY_NS] / 1e9
 
-    def bind(self, layout: Layout, rows: Arena, answers: Answers) -> None:
+    def bind(self, layout: Layout, rows: Arena, answers: Answers, own: Arena | None = None) -> None:
         """Use `rows`, this block's part of the batch's arena, for actions, seeds and delivered results.
 
-        The envs write into a separate arena, so that an abandoned worker cannot change the batch.
+        The envs write into `own` (default: a new arena), so that an abandoned worker cannot change the batch.
         """
-        own = Arena.build(layout, len(self.ids))
+        own = Arena.build(layout, len(self.ids)) if own is None else own
         own.seed = rows.seed
         self._rows, self._answers = rows, answers
         self._outputs = list(zip(rows.outputs(), own.outputs(), strict=True))

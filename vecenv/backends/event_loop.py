@@ -10,25 +10,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from traceback import StackSummary
 from typing import Any
 
-from vecenv.backends.backend import Answers, EnvCall
+from vecenv.backends.backend import EnvCall
 from vecenv.backends.block import Block, Owner
 from vecenv.backends.free_threading import stack_of_thread
 from vecenv.backends.host.env_access import copy_data
 from vecenv.backends.host.env_host import EnvHost
 from vecenv.backends.host.operation import Operation, await_operation
 from vecenv.backends.host.row_writer import Extra
-from vecenv.backends.ipc.waiting import fence
-from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING
 from vecenv.backends.pool.worker_handle import STACK_TIMEOUT
-from vecenv.layout import Layout
-from vecenv.portability import IN_ORDER
 
 Job = tuple[int, Operation, Callable[[Any], None]]
 """Number for `line[DOING]`, operation that the task runs, and function that gets its result."""
@@ -173,20 +168,6 @@ class CoroutineBlock(Block):
             waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
         return "".join(StackSummary.extract(iter(frames)).format()) or "(the task has ended)"
 
-    def bind(self, layout: Layout, rows: Arena, answers: Answers) -> None:
-        self._rows, self._answers = rows, answers
-        self.post(partial(self._host.bind, layout, rows))
-
-    def __enter__(self) -> None:
-        """Keep `abandon` from returning. Without this, a task that goes on could write into the batch."""
-        self._lock.acquire()
-        if not self.alive or self._loop.error is not None:  # the end of the loop has cancelled the operation
-            self._lock.release()
-            raise RuntimeError(f"the {self.title} was abandoned")
-
-    def __exit__(self, *_: Any) -> None:
-        self._lock.release()
-
     def abandon(self) -> None:
         super().abandon()
         self._loop.post(self._cancel)
@@ -221,7 +202,9 @@ class CoroutineBlock(Block):
     async def _run(self, doing: int, operation: Operation, answer: Callable[[Any], None]) -> None:
         begin = time.perf_counter_ns()
         self.line[DOING] = doing
-        result = await await_operation(operation, self)
+        result = await await_operation(operation)
+        if self._loop.error is not None:  # the end of the loop has cancelled the operation
+            raise self._loop.error
         self.line[DOING] = NOTHING
         self.line[BUSY_NS] += time.perf_counter_ns() - begin
         answer(result)
@@ -233,9 +216,7 @@ class CoroutineBlock(Block):
         return A_ROUND, self._host.operation(0, asked[0], self._rows.action, payload), self._answer_round
 
     def _answer_round(self, extra: Extra | None) -> None:
-        if not IN_ORDER:
-            fence()
-        self.deliver(self._answers.put, self.start, extra)
+        self.deliver(self.write, self.everyone, {} if extra is None else {0: extra})
 
     def call(self, call: EnvCall, args: Mapping[int, tuple[Any, ...]]) -> Job:
         def answer(value: Any) -> None:

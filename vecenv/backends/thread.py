@@ -149,8 +149,11 @@ class ThreadBackend(Backend):
     def bind(self, layout: Layout) -> Arena:
         self._layout, self.arena = layout, Arena.build(layout, len(self.env_fns))
         self._answers = Answers(self.arena)
+        # The tasks of an event loop never write at the same time, so their rows may be neighbors in a single arena.
+        own = None if self._loop is None else Arena.build(layout, len(self.env_fns))
         for block in self.blocks:
-            block.bind(layout, self.arena.block(block.start, block.stop), self._answers)
+            shared = None if own is None or isinstance(block, BlockThread) else own.block(block.start, block.stop)
+            block.bind(layout, self.arena.block(block.start, block.stop), self._answers, shared)
         self._flush()
         return self.arena
 

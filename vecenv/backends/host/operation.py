@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager, nullcontext
 from inspect import isawaitable
 from typing import Any
 
@@ -24,14 +23,12 @@ def run_operation(operation: Operation) -> Any:
         return stop.value
 
 
-async def await_operation(operation: Operation, guard: AbstractContextManager[Any] | None = None) -> Any:
-    """Run an operation of a coroutine env, and return its result. Enter `guard` except while the env runs."""
+async def await_operation(operation: Operation) -> Any:
+    """Run an operation of a coroutine env, and return its result."""
     resume, value = operation.send, None
-    guard = nullcontext() if guard is None else guard
     while True:
         try:
-            with guard:
-                value = resume(value)
+            value = resume(value)
         except StopIteration as stop:
             return stop.value
         try:
