@@ -43,9 +43,10 @@ def check_coroutines(env: Any, origin: str, allowed: bool = False) -> bool:
         if is_coroutine_env(layer.env) and type(layer).step.__module__.startswith(("gymnasium.", "vecenv.")):
             raise TypeError(
                 f"{origin} returned {env!r}, but the wrapper {type(layer).__name__} does not await the reset and step "
-                "of a coroutine env. Return the env without the wrapper (not gymnasium.make, which adds wrappers), or "
-                "subclass gymnasium.Wrapper with reset and step as `async def`, which await self.env.reset and "
-                "self.env.step. Wrap the vector env in transforms with TransformedVectorEnv"
+                "of a coroutine env. Return the env without the wrapper (gymnasium.make adds some, unless the env is "
+                "registered with disable_env_checker=True and order_enforce=False). Or subclass gymnasium.Wrapper with "
+                "reset and step as `async def`, which await self.env.reset and self.env.step. For transforms, wrap the "
+                "vector env in TransformedVectorEnv"
             )
         layer = layer.env
     found = is_coroutine_env(env)
