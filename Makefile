@@ -49,8 +49,8 @@ test-oldest:  ## run the quick tier with the oldest Python and the oldest versio
 	$(MAKE) --no-print-directory test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt \
 		PYTHON="$$(.ci/find-python $(firstword $(SUPPORTED)))"
 
-READERS ?= beside d3rlpy imitation lerobot tensorflow tianshou trainers
-test-readers: $(VENV)/.installed-dev  ## read exports in other libraries, and train with others, in environments of their own; 14 GB
+READERS ?= beside d3rlpy imitation lerobot tensorflow tianshou trainers agents
+test-readers: $(VENV)/.installed-dev  ## other libraries, in environments of their own: readers of exports, trainers, envs of agents; 16 GB
 	$(BIN)/python -m tests.readers.make_data build/readers/data
 	.ci/test-readers $(READERS)
 

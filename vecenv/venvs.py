@@ -153,8 +153,10 @@ class ShmemVectorEnv(ProcessVectorEnv):
 class ThreadVectorEnv(WorkersVectorEnv):
     """Vector env with threads, for envs that wait (for example for a server) or release the interpreter lock.
 
-    Each env stays in one thread. Nothing is pickled. Envs that use the global generators of `random` or `numpy.random`
-    are not reproducible.
+    Coroutine envs, whose `reset` and `step` are `async def`, share one event loop in one thread, and need no
+    `num_workers` (see docs/guides/agent-envs.md). Each other env stays in one thread.
+
+    Nothing is pickled. Envs that use the global generators of `random` or `numpy.random` are not reproducible.
 
     Envs must be thread-safe. pygame's gfxdraw (used by gymnasium's CartPole) is not, so only one thread at a time
     renders for `render` and `from_pixels`. Use processes for envs that render in `step`.
@@ -162,7 +164,8 @@ class ThreadVectorEnv(WorkersVectorEnv):
     Arguments besides BaseVectorEnv's:
         num_workers: number of threads. Use one per env for envs that wait.
         start_timeout: seconds for the constructors of each thread's envs (120). Threads make envs one after the other.
-        step_timeout: as in ShmemVectorEnv. But a hanging thread cannot be killed, and runs until the env returns.
+        step_timeout: as in ShmemVectorEnv. But a hanging thread cannot be killed, and runs until the env returns. The
+            task of a coroutine env is cancelled.
 
     >>> import gymnasium as gym
     >>> with ThreadVectorEnv([lambda: gym.make("CartPole-v1")] * 4, wait_num=2) as venv:

@@ -15,6 +15,7 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from tests.fuzz.driver import Hang, Program
 from tests.fuzz.envs import ACTIONS, SPACES, Died, Scripted, assert_same, draw, objects, stacked
+from tests.support.coroutine_envs import CoroutineVectorEnv
 from vecenv import (
     DummyVectorEnv,
     EnvContractError,
@@ -27,7 +28,7 @@ from vecenv import (
     WorkerDiedError,
 )
 
-BACKENDS = [DummyVectorEnv, ThreadVectorEnv, ShmemVectorEnv, SubprocVectorEnv]
+BACKENDS = [DummyVectorEnv, ThreadVectorEnv, CoroutineVectorEnv, ShmemVectorEnv, SubprocVectorEnv]
 ERRORS: dict[str, Any] = {
     "raise": KeyError,
     "short": EnvContractError,
@@ -78,6 +79,7 @@ class Fuzz(Program):
         backend=st.sampled_from(BACKENDS),
         n=st.integers(1, N),
         workers=st.integers(1, N),
+        every=st.sampled_from([1, 2]),
         space=st.sampled_from(list(SPACES)),
         actions=st.sampled_from(list(ACTIONS)),
         rewards=st.sampled_from(["float", "int", "float32", "vector", "mixed"]),
@@ -89,8 +91,10 @@ class Fuzz(Program):
         timeout=st.sampled_from([None, None, 1e-3]),
     )
     def make(
-        self, backend: Any, n: int, workers: int, faults: Any, wait_num: Any, timeout: Any, **options: Any
+        self, backend: Any, n: int, workers: int, every: int, faults: Any, wait_num: Any, timeout: Any, **options: Any
     ) -> None:
+        if backend is CoroutineVectorEnv:  # every second env may be an ordinary env, in a thread of its own
+            options["every"], workers = every, n if every == 2 else workers
         self.n, self.space, self.actions = n, options.pop("space"), options.pop("actions")
         self.rewards, self.restarts = options.pop("rewards"), options.pop("restarts")
         self.restarts = self.restarts and self.rewards != "mixed"

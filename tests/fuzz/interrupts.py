@@ -20,6 +20,7 @@ from hypothesis.stateful import initialize, rule
 from collector import SyncDataCollector
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import Told, normed
+from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.interrupts import call_with_signal, interrupted
 from vecenv import (
     DummyVectorEnv,
@@ -38,6 +39,7 @@ KINDS = ["plain", "objects", "norm", "transforms", "creator", "gymnasium", "sb3"
 BACKENDS: dict[str, Any] = {
     "dummy": DummyVectorEnv,
     "thread": ThreadVectorEnv,
+    "coroutines": CoroutineVectorEnv,
     "shmem": ShmemVectorEnv,
     "subproc": SubprocVectorEnv,
     "shmem, one worker": partial(ShmemVectorEnv, num_workers=1),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["readers", "batched-simulators"]
+PAGES = ["readers", "batched-simulators", "agent-envs"]
 TEXTS = [(ROOT / f"docs/guides/{page}.md").read_text("utf-8") for page in PAGES]
 BLOCKS = [block for text in TEXTS for block in re.findall(r"^```py\n(.*?)^```$", text, re.M | re.S)]
 

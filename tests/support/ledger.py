@@ -54,7 +54,7 @@ class Column:
 
     @property
     def remote(self) -> bool:
-        return self.backend not in (DummyVectorEnv, ThreadVectorEnv)
+        return not issubclass(self.backend, (DummyVectorEnv, ThreadVectorEnv))
 
     def cause(self, of_a_process: str) -> str:
         """Return the cause in the error of a dead worker. Ray does not know the signal."""

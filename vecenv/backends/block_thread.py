@@ -2,75 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
-from threading import RLock, Thread
-from typing import Any, Protocol
+from threading import Thread
+from typing import Any
 
-from vecenv.backends.backend import Answers, EnvCall
+from vecenv.backends.backend import EnvCall
+from vecenv.backends.block import Block, Owner
 from vecenv.backends.free_threading import has_gil, stack_of_thread
 from vecenv.backends.host.env_access import copy_data
 from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure
-from vecenv.backends.host.row_writer import Extra
-from vecenv.backends.ipc import opcodes
-from vecenv.backends.ipc.waiting import SpinWait, fence
-from vecenv.backends.memory.arena import Arena
-from vecenv.backends.memory.shared_memory import A_CALL, BUSY_NS, DOING, LINE, NOTHING
-from vecenv.backends.pool.worker_handle import Watched
+from vecenv.backends.host.operation import run_in_new_loop, run_operation
+from vecenv.backends.ipc.waiting import SpinWait
+from vecenv.backends.memory.shared_memory import A_CALL, DOING, NOTHING
 from vecenv.backends.worker.round_server import BlockRounds
-from vecenv.layout import Layout
-from vecenv.portability import IN_ORDER
 
 LOOKS = 200
 
 
-class Owner(Protocol):
-    """Part of `ThreadBackend` that its threads use."""
-
-    env_fns: Sequence[Callable[[], Any]]
-    eager: bool
-    copies: bool
-    looks: bool
-
-    def wake(self) -> None:
-        """Wake the caller of `ThreadBackend.wait` if the wait is over."""
-
-    def warn(self, envs: int, text: str) -> None:
-        """Record a warning of a thread with `envs` envs. The next `take` shows it."""
-
-    def note_end(self, block: BlockThread, error: BaseException) -> None:
-        """Record that the thread of `block` has ended with `error`."""
-
-
-class BlockThread(Watched):
-    """Thread that calls the functions in the queue `work`, until it finds `None` there.
-
-    After `abandon`, the thread uses no further env. When the running env returns, the thread closes all envs (unless
-    `closes_envs` is False) and ends.
-    """
+class BlockThread(Block):
+    """Thread that makes the envs, then calls the functions in the queue `_work`, until it finds `None` there."""
 
     def __init__(self, index: int, ids: range, backend: Owner) -> None:
-        super().__init__(index, ids)
-        self.alive = True
+        host = EnvHost(backend.env_fns[ids.start : ids.stop], ids.start, local=True, coroutines=True)
+        super().__init__(index, ids, backend, host)
         self.reports: list[EnvReport] | Failure | None = None
-        self.problems: list[str] = []
-        self.closes_envs = True
-        self.line = [NOTHING] * LINE
-        self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._backend = backend
-        self._lock = RLock()
-        """Held while an answer is delivered, so that `abandon` waits for the delivery."""
-        self._host = EnvHost(backend.env_fns[ids.start : ids.stop], ids.start, local=True)
-        self._host.progress = self.line
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.post = self._work.put
         warn = partial(self.deliver, backend.warn, len(ids))
         self._rounds = BlockRounds(self._host, len(ids), backend.eager, self.line, warn)
+        self.everyone = self._rounds.everyone
         self.thread = Thread(target=self._run, name=f"vecenv-block-{index}", daemon=True)
-
-    @property
-    def envs(self) -> list[Any]:
-        return self._host.envs
 
     @property
     def title(self) -> str:
@@ -84,14 +48,6 @@ class BlockThread(Watched):
         )
 
     @property
-    def busy_seconds(self) -> float:
-        line = self.line
-        try:  # without the lock, because an interrupt could leave it locked
-            return line[BUSY_NS] / 1e9
-        except IndexError:  # `abandon` has just emptied this list, and replaced it by a copy
-            return self.line[BUSY_NS] / 1e9
-
-    @property
     def has_ended(self) -> bool:
         return not self.alive or (self.thread.ident is not None and not self.thread.is_alive())
 
@@ -100,27 +56,16 @@ class BlockThread(Watched):
             return "(the thread has ended)"
         return stack_of_thread(self.thread.ident or 0)
 
-    def bind(self, layout: Layout, rows: Arena, answers: Answers) -> None:
-        """Use `rows`, this block's part of the batch's arena, for actions, seeds and delivered results.
+    @property
+    def coroutines(self) -> list[bool]:
+        """True for each coroutine env."""
+        return self._host.coroutines
 
-        The envs write into a separate arena, so that an abandoned thread cannot change the batch.
-        """
-        own = Arena.build(layout, len(self.ids))
-        own.seed = rows.seed
-        self._rows, self._answers = rows, answers
-        self._outputs = list(zip(rows.outputs(), own.outputs(), strict=True))
-        self._finals = list(zip(rows.finals(), own.finals(), strict=True))
-        self.work.put(partial(self._host.bind, layout, own))
-
-    def abandon(self) -> None:
-        with self._lock:
-            self.alive = False
-            numbers: list[int] = self._host.progress
-            if self.line is numbers:
-                self.line = numbers.copy()
-            # From now on, the host's write to this list before each use of an env raises IndexError.
-            numbers.clear()
-        self.work.put(None)
+    def split(self) -> list[EnvHost]:
+        """Return a host per env, and end the thread."""
+        hosts = self._host.split()
+        self.post(None)
+        return hosts
 
     def _run(self) -> None:
         try:
@@ -129,7 +74,7 @@ class BlockThread(Watched):
             while True:
                 if self._backend.looks and not has_gil():
                     looking.until(self._has_work)
-                if (work := self.work.get()) is None:
+                if (work := self._work.get()) is None:
                     break
                 work()
         # The host catches errors of envs, so this is an error of vecenv, or the IndexError after `abandon`.
@@ -137,36 +82,18 @@ class BlockThread(Watched):
             self._backend.note_end(self, error)
         finally:
             if self.closes_envs:
-                self.problems = self._host.close()
+                closes = run_in_new_loop if any(self.coroutines) else run_operation
+                self.problems = closes(self._host.closing())
 
     def _has_work(self) -> bool:
-        return not self.work.empty()
-
-    def deliver(self, callback: Callable[..., None], *args: Any) -> None:
-        """Call `callback(*args)`, unless the block is abandoned."""
-        with self._lock:
-            if self.alive:
-                callback(*args)
-        self._backend.wake()
+        return not self._work.empty()
 
     def round(self, asked: bytes, payloads: Mapping[int, Any]) -> None:
         def payload(j: int, op: int) -> Any:
             return payloads[self.start + j]
 
-        answer = partial(self.deliver, self._write)
+        answer = partial(self.deliver, self.write)
         self._rounds.timed(self._rounds.run_block, asked, self._rows.action, payload, answer)
-
-    def _write(self, places: Sequence[int], extras: dict[int, Extra]) -> None:
-        rows: Any = ... if places is self._rounds.everyone else places
-        for to, own in self._outputs:
-            to[rows] = own[rows]
-        for j, extra in extras.items():
-            self._answers.extras[self.start + j] = extra
-            for to, own in () if extra.final is None else self._finals:
-                to[j] = own[j]
-        if not IN_ORDER:
-            fence()
-        self._rows.status[rows] = opcodes.DONE
 
     def call(self, call: EnvCall, args: Mapping[int, tuple[Any, ...]]) -> None:
         self.line[DOING] = A_CALL

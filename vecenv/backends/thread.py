@@ -4,21 +4,25 @@
     engine <-- wait, take -- arena of the batch     <-- BlockThread: copies rows there, wakes the caller
 
 A thread cannot be killed. The backend abandons a thread that hangs, and discards its later results.
+
+A coroutine env is a block of its own (`CoroutineBlock`), which a task serves in place of a thread. All these tasks run
+in one `EventLoop`.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo, unreturned
+from vecenv.backends.block import Block
 from vecenv.backends.block_thread import BlockThread
 from vecenv.backends.free_threading import has_gil, warn_of_gil
 from vecenv.backends.host.env_access import copy_if_possible
@@ -36,6 +40,7 @@ from vecenv.errors import (
     CLOSED_MEANWHILE,
     RESTARTS,
     ClosedError,
+    OneEnvPerProcess,
     WorkerDiedError,
     WorkerTimeoutError,
     WorkerWarnings,
@@ -43,6 +48,9 @@ from vecenv.errors import (
 )
 from vecenv.layout import Layout
 from vecenv.portability import IN_ORDER
+
+if TYPE_CHECKING:
+    from vecenv.backends.event_loop import EventLoop
 
 LONGEST_SLEEP = 60.0
 """Maximum seconds per sleep, because the system rejects very long timeouts."""
@@ -56,14 +64,15 @@ class ThreadBackend(Backend):
     def __init__(self, start_timeout: float, step_timeout: float | None = None) -> None:
         super().__init__()
         self._start_timeout = start_timeout
-        self.blocks: list[BlockThread] = []
+        self.blocks: list[Block] = []
+        self._loop: EventLoop | None = None
         self._watchdog = Watchdog(step_timeout, self._lose)
         self._answers: Answers
         self._calls: list[EnvCall] = []
         self._warnings = WorkerWarnings()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._done: Callable[[], bool] | None = None
-        self._ended: deque[tuple[BlockThread, BaseException]] = deque()
+        self._ended: deque[tuple[Block, BaseException]] = deque()
         self._closing = False
         self.looks = False
         """True if there is a CPU per thread. If so, and without interpreter lock, waits begin with a busy-wait."""
@@ -81,9 +90,11 @@ class ThreadBackend(Backend):
         self._looking = SpinWait(SPARE_SPINS if self.num_workers < cpus else SHARED_SPINS)
         reports = list[EnvReport]()
         for k, ids in enumerate(blocks_of(n, self.num_workers)):
-            self.blocks.append(BlockThread(k, ids, self))
-            reports += self._start_block(self.blocks[k], hints=True)
-        self._block_of = [block for block in self.blocks for _ in block.ids]
+            block = BlockThread(k, ids, self)
+            self.blocks.append(block)
+            reports += self._start_block(block, hints=True)
+            self._replace(block, self._hosted(block))
+        self.num_workers = len(self.blocks)
         envs = [env for block in self.blocks for env in block.envs]
         check_distinct(envs)
         warn_of_shared_process(envs)
@@ -112,24 +123,54 @@ class ThreadBackend(Backend):
             )
         return block.reports
 
+    def _hosted(self, block: BlockThread) -> Sequence[Block]:
+        """Return the blocks that host the envs of a new block: the block itself, or a block per coroutine env."""
+        if not any(block.coroutines):
+            return [block]
+        if not all(block.coroutines):
+            both = block.start + block.coroutines.index(True), block.start + block.coroutines.index(False)
+            raise OneEnvPerProcess("env {} is a coroutine env, and shares a worker with env {}".format(*both))
+        from vecenv.backends.event_loop import CoroutineBlock, EventLoop  # imports asyncio
+
+        if self._loop is None or self._loop.error is not None:
+            self._loop = EventLoop()
+        hosts = zip(block.ids, block.split(), strict=True)
+        return [CoroutineBlock(block.index, range(i, i + 1), self, host, self._loop) for i, host in hosts]
+
+    def _replace(self, old: Block, new: Sequence[Block]) -> None:
+        at = self.blocks.index(old)
+        self.blocks[at : at + 1] = new
+        self._block_of = [block for block in self.blocks for _ in block.ids]
+
+    def _flush(self) -> None:
+        if self._loop is not None:
+            self._loop.flush()
+
     def bind(self, layout: Layout) -> Arena:
         self._layout, self.arena = layout, Arena.build(layout, len(self.env_fns))
         self._answers = Answers(self.arena)
+        # The tasks of an event loop never write at the same time, so their rows may be neighbors in a single arena.
+        own = None if self._loop is None else Arena.build(layout, len(self.env_fns))
         for block in self.blocks:
-            block.bind(layout, self.arena.block(block.start, block.stop), self._answers)
+            shared = None if own is None or isinstance(block, BlockThread) else own.block(block.start, block.stop)
+            block.bind(layout, self.arena.block(block.start, block.stop), self._answers, shared)
+        self._flush()
         return self.arena
 
     def restart(self, env_id: int) -> Sequence[int]:
         old = self._block_of[env_id]
         new = BlockThread(old.index, old.ids, self)
-        self.blocks[new.index] = new
-        self._block_of[new.start : new.stop] = [new] * len(new.ids)
+        self._replace(old, [new])
         try:
             self._start_block(new, hints=False)
+            blocks = self._hosted(new)
         except BaseException:
             new.abandon()
             raise
-        new.bind(self._layout, self.arena.block(new.start, new.stop), self._answers)
+        self._replace(new, blocks)
+        for block in blocks:
+            block.bind(self._layout, self.arena.block(block.start, block.stop), self._answers)
+        self._flush()
         for i in new.ids:  # keep the status bytes, which may announce earlier answers
             self.lost.pop(i, None)
         return new.ids
@@ -141,9 +182,10 @@ class ThreadBackend(Backend):
                 self._end(block, f"its {block.title} has ended")
         for call in self._calls:
             call.discarded = not call.done()
-        self._calls, answered = [], set[BlockThread]()
+        self._calls, answered = [], set[Block]()
         for block in self.blocks:
-            block.work.put(partial(block.deliver, answered.add, block))
+            block.post(partial(block.deliver, answered.add, block))
+        self._flush()
         self._sleep(lambda: all(block in answered or not block.alive for block in self.blocks), deadline)
         for block in self.blocks:
             if block.alive and block not in answered:
@@ -162,21 +204,23 @@ class ThreadBackend(Backend):
         """End the threads, because a thread that runs native code while Python ends can crash the process."""
         for block in self.blocks:
             block.closes_envs = False
-        _end_threads(self.blocks, timeout)
+        self._end_threads(self.blocks, timeout)
 
     def close(self, timeout: float) -> list[str]:
         blocks, self._closing = [block for block in self.blocks if block.alive], True
         self.blocks, self._block_of = [], []
         self._wakeups.put(None)
-        _end_threads(blocks, timeout)
+        self._end_threads(blocks, timeout)
         problems = []
         for block in blocks:
-            if block.thread.is_alive():
+            if isinstance(block, BlockThread) and block.thread.is_alive():
                 problems.append(
                     f"the thread of envs {list(block.ids)} ({block.thread.name}) did not close in time and continues: "
                     f"threads cannot be killed. It is at\n{block.stack()}"
                 )
             problems += block.problems
+        if self._loop is not None and (problem := self._loop.problem()) is not None:
+            problems.append(problem)
         # Drop the arena, which lives until the caller drops the last view.
         vars(self).pop("arena", None)
         vars(self).pop("_answers", None)
@@ -190,18 +234,20 @@ class ThreadBackend(Backend):
         blocks = self.blocks if ids is None else dict.fromkeys(map(self._block_of.__getitem__, ids.tolist()))
         self.arena.status[rows] = ops
         for block in blocks:
-            block.work.put(partial(block.round, raw[block.start : block.stop], payloads))
+            block.post(partial(block.round, raw[block.start : block.stop], payloads))
+        self._flush()
         if self.lost:
-            self._answer_lost()
+            self._answer_lost(self.lost)
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         given = map(copy_if_possible, args) if self.copies else args
         payloads, call = dict(zip(ids, given, strict=True)), EnvCall(ids, op)
         self._calls = [*(other for other in self._calls if not other.done()), call]
         for block in dict.fromkeys(map(self._block_of.__getitem__, ids)):
-            block.work.put(partial(block.call, call, {i: payloads[i] for i in block.ids if i in payloads}))
+            block.post(partial(block.call, call, {i: payloads[i] for i in block.ids if i in payloads}))
+        self._flush()
         if self.lost:
-            self._answer_lost()
+            self._answer_lost(self.lost)
         return call
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
@@ -224,7 +270,7 @@ class ThreadBackend(Backend):
     def warn(self, envs: int, text: str) -> None:
         self._warnings.append(text + advice(len(self.env_fns), self.num_workers * envs))
 
-    def note_end(self, block: BlockThread, error: BaseException) -> None:
+    def note_end(self, block: Block, error: BaseException) -> None:
         self._ended.append((block, error))
         self._wakeups.put(None)
 
@@ -251,7 +297,7 @@ class ThreadBackend(Backend):
         if self.eager and self._watchdog.is_due():  # answers of other envs may end each wait before a check
             self._watchdog.check(self._unanswered())
 
-    def _unanswered(self) -> dict[BlockThread, list[int]]:
+    def _unanswered(self) -> dict[Block, list[int]]:
         if not hasattr(self, "arena"):
             return {}
         called = {i for call in self._calls for i in call.ids if i not in call.found}
@@ -265,22 +311,24 @@ class ThreadBackend(Backend):
             self._warnings.show()
         return self._answers.take(ids)
 
-    def _lose(self, block: BlockThread, reason: Reason) -> None:
+    def _lose(self, block: Block, reason: Reason) -> None:
         block.abandon()
         for i in block.ids:
-            error = self.lost[i] = reason(i)
+            self.lost[i] = error = reason(i)
             error.env_id, error.env_ids = i, tuple(block.ids)
-        self._answer_lost()
+            error.bystander |= block.is_bystander
+        self._answer_lost(block.ids)
 
-    def _answer_lost(self) -> None:
-        for i, error in self.lost.items():
+    def _answer_lost(self, ids: Iterable[int]) -> None:
+        for i in ids:
+            error = self.lost[i]
             if hasattr(self, "arena"):
                 self._answers.fail(i, error)
             for call in self._calls:
                 if i in call.ids:
                     call.found.setdefault(i, died_failure(i, call.op, error))
 
-    def _end(self, block: BlockThread, reason: str) -> None:
+    def _end(self, block: Block, reason: str) -> None:
         self._lose(block, lambda i: WorkerDiedError(f"env {i} is lost: {reason}; {how_to_reset(i, RESTARTS)}."))
 
     def _note_ends(self) -> None:
@@ -288,13 +336,17 @@ class ThreadBackend(Backend):
             block, error = self._ended.popleft()
             if block.alive:
                 self._end(block, f"its {block.title} has ended with {describe(error)}")
-                block.reports = block.reports or died_failure(block.start, "__init__", self.lost[block.start])
+                if isinstance(block, BlockThread):
+                    block.reports = block.reports or died_failure(block.start, "__init__", self.lost[block.start])
 
-
-def _end_threads(blocks: Sequence[BlockThread], timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    for block in blocks:
-        block.abandon()
-    for block in blocks:
-        if block.thread.ident is not None:  # None if an interrupt prevented the start
-            block.thread.join(max(0.0, deadline - time.monotonic()))
+    def _end_threads(self, blocks: Sequence[Block], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        for block in blocks:
+            block.abandon()
+        threads = [block.thread for block in blocks if isinstance(block, BlockThread)]
+        if self._loop is not None:
+            self._loop.end()
+            threads.append(self._loop.thread)
+        for thread in threads:
+            if thread.ident is not None:  # None if an interrupt prevented the start
+                thread.join(max(0.0, deadline - time.monotonic()))

@@ -23,6 +23,7 @@ import gymnasium
 import numpy as np
 
 from vecenv import nest
+from vecenv.backends.host.env_checks import check_coroutines
 from vecenv.backends.host.row_writer import REWARD_TYPES
 from vecenv.errors import VectorEnvError
 from vecenv.portability import system_file
@@ -142,6 +143,7 @@ class _Player:
         def make() -> _WatchedEnv:
             with watch_state(self.findings["state"], "the constructor"):
                 env = env_fn()
+            check_coroutines(env, "env_fn()")
             watched.append(_WatchedEnv(env, self.findings))
             return watched[0]
 

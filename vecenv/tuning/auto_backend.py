@@ -23,6 +23,7 @@ import gymnasium
 from vecenv.arguments import check_env_fns, unshared_env_fns
 from vecenv.backends.free_threading import gil_modules, has_gil
 from vecenv.backends.host.env_access import find_attr, has_attr
+from vecenv.backends.host.env_checks import check_coroutines
 from vecenv.backends.host.own_process import HINT, distribution_of
 from vecenv.backends.system_limits import default_num_workers, usable_cpus
 from vecenv.backends.worker.worker_setup import pickle_env_fn
@@ -116,6 +117,7 @@ def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float,
 class CostProbe(gymnasium.Env[Any, Any]):
     def __init__(self, env_fn: Callable[[], Any], seconds: float) -> None:
         self._env, self._seconds = env_fn(), seconds
+        check_coroutines(self._env, "env_fns[0]()")
 
     def measure(self) -> EnvCost | str:
         try:

@@ -24,6 +24,7 @@ import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
 from vecenv import nest
+from vecenv.backends.host.env_checks import check_coroutines
 from vecenv.random_actions import sample_action
 
 STEPS = 200
@@ -140,6 +141,7 @@ class RepeatProbe(gymnasium.Env[Any, Any]):
 
     def _use_new_env(self, use: Callable[[Any], Any]) -> Any:
         env = self._env_fn()
+        check_coroutines(env, "the env function")
         try:
             return use(env)
         finally:

@@ -351,7 +351,7 @@ def test_the_envs_of_a_thread_that_ends_unexpectedly_are_lost(monkeypatch: pytes
     with ThreadVectorEnv(counters(2), num_workers=2) as venv:
         venv.reset()
         with monkeypatch.context() as patch:
-            patch.setattr(venv.engine.backend.blocks[1], "_write", lambda *args: 1 / 0)
+            patch.setattr(venv.engine.backend.blocks[1], "write", lambda *args: 1 / 0)
             with pytest.raises(VectorEnvError, match="env 1 is lost: its thread vecenv-block-1 has ended") as caught:
                 venv.step([0, 0])
         assert "ZeroDivisionError" in str(caught.value)

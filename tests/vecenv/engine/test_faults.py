@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import vecenv.engine.lifetime
+from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.ctrl_c import interrupting
 from tests.support.faulty import BOOM, HangsOnStep, SlowClose, counters
 from tests.support.ledger import CLOSED, SEEN, Column, Ledger, N, appears, column_params, gone, kill, pids, said
@@ -131,6 +132,7 @@ def dies_while_idle(row: Row) -> None:
 
 def hangs(row: Row) -> None:
     worker, stack = row.worker(), "hold_interpreter_lock" if row.column.remote else "in on_step"
+    stack = "asyncio.to_thread(self.env.step" if row.column is COROUTINES else stack
     near = row.is_near()
     row.breaks("hang in C" if row.column.remote else "hang")
     begin = time.monotonic()
@@ -154,6 +156,7 @@ def is_interrupted(row: Row) -> None:
     assert ledger.round() == []
 
 
+COROUTINES = Column(CoroutineVectorEnv, "coroutines", {})
 FAULTS = [raises_in_step, raises_in_reset, raises_what_cannot_travel, observes_what_does_not_fit]
 FAULTS += [has_an_info_that_cannot_travel, is_interrupted, hangs, dies_while_idle, dies]
 
@@ -169,7 +172,7 @@ def fits(fault: Any, column: Column) -> bool:
     ("column", "fault"),
     [
         pytest.param(column, fault, id=f"{column.title}-{fault.__name__}", marks=marks)
-        for (column,), marks, _ in column_params(quick=True, ray=False)
+        for (column,), marks, _ in [*column_params(quick=True, ray=False), pytest.param(COROUTINES)]
         for fault in FAULTS
         if fits(fault, column)
     ],

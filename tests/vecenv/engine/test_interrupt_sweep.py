@@ -18,6 +18,7 @@ import pytest
 
 from collector.store.safe_folder import SafeFolder
 from tests.support.backends import BACKENDS
+from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.faulty import Chatty
 from tests.support.interrupts import interrupted, interrupted_at
 from tests.support.local_ray import FAR, NEAR
@@ -64,7 +65,7 @@ def instants(tier: str, call: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.__name__)
+@pytest.mark.parametrize("backend", [*BACKENDS, CoroutineVectorEnv], ids=lambda backend: backend.__name__)
 @pytest.mark.parametrize("tier", ["some", pytest.param("all", marks=[pytest.mark.full, pytest.mark.timeout(600)])])
 def test_after_an_interrupt_at_any_bytecode_a_reset_makes_all_usable(tier: str, backend: Any, call: str) -> None:
     with backend([partial(Chatty, i) for i in range(3)], num_workers=2) as venv:
@@ -98,7 +99,7 @@ def test_after_an_interrupt_at_any_bytecode_a_reset_makes_the_envs_of_actors_usa
         assert n > 100
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.__name__)
+@pytest.mark.parametrize("backend", [*BACKENDS, CoroutineVectorEnv], ids=lambda backend: backend.__name__)
 def test_an_interrupt_of_the_recovery_is_recovered_from(backend: Any) -> None:
     with backend([partial(Chatty, i) for i in range(3)], num_workers=2) as venv:
         check_usable(venv)

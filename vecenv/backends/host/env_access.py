@@ -6,6 +6,7 @@ A layer is a wrapper of an env, or the innermost env.
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,11 @@ import numpy as np
 
 def is_env(value: Any) -> bool:
     return callable(getattr(value, "step", None)) and callable(getattr(value, "reset", None))
+
+
+def is_coroutine_env(env: Any) -> bool:
+    """Return True if `reset` or `step` of `env` is a coroutine function (`async def`)."""
+    return any(inspect.iscoroutinefunction(getattr(env, name, None)) for name in ("reset", "step"))
 
 
 def layers(env: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from vecenv.backends.host.env_access import is_env
+from vecenv.backends.host.env_access import is_coroutine_env, is_env
 from vecenv.errors import EnvContractError
 
 WRAPPERS = "docs/guides/troubleshooting.md (Envs with another interface) has wrappers"
@@ -33,6 +33,29 @@ def check_single_agent(env: Any, origin: str) -> None:
     else:
         kind = "a ParallelEnv of PettingZoo: use ParallelVectorEnv(env_fns), and flatten_agents for a row per agent"
     raise TypeError(f"{origin} returned {env!r}, {kind}")
+
+
+def check_coroutines(env: Any, origin: str, allowed: bool = False) -> bool:
+    """Return True for a coroutine env. Raise TypeError if it is not `allowed`, or if a wrapper does not await it."""
+    layer = env
+    while isinstance(layer, gymnasium.Wrapper) and not is_coroutine_env(layer):
+        # A wrapper of the user may run the coroutines in a loop of its own.
+        if is_coroutine_env(layer.env) and type(layer).step.__module__.startswith(("gymnasium.", "vecenv.")):
+            raise TypeError(
+                f"{origin} returned {env!r}, but the wrapper {type(layer).__name__} does not await the reset and step "
+                "of a coroutine env. Return the env without the wrapper (gymnasium.make adds some, unless the env is "
+                "registered with disable_env_checker=True and order_enforce=False). Or subclass gymnasium.Wrapper with "
+                "reset and step as `async def`, which await self.env.reset and self.env.step. For transforms, wrap the "
+                "vector env in TransformedVectorEnv"
+            )
+        layer = layer.env
+    found = is_coroutine_env(env)
+    if found and not allowed:
+        raise TypeError(
+            f"{origin} returned {env!r}, whose reset and step are coroutine functions (async def): use "
+            "ThreadVectorEnv, or backend='thread' in collectors, which run such envs in an event loop"
+        )
+    return found
 
 
 def check_spaces(report: Any, origin: str) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.host.env_access import ENV_CALLS, learning
-from vecenv.backends.host.env_checks import check_env, check_single_agent, check_spaces, explained
+from vecenv.backends.host.env_checks import check_coroutines, check_env, check_single_agent, check_spaces, explained
 from vecenv.backends.host.failure import Failure, capture
+from vecenv.backends.host.operation import Operation, run_operation
 from vecenv.backends.host.own_process import check_alone
 from vecenv.backends.host.row_writer import (
     BOOLS,
@@ -57,17 +58,27 @@ class EnvHost:
     - `local`: the host runs in the caller's process, and keeps exceptions as objects. A local host, or a host of
       several envs, copies infos and object observations, because an env may change them later.
     - `interruptible`: the host raises an env's KeyboardInterrupt. If False, the interrupt becomes the env's failure.
+    - `coroutines`: the host may make coroutine envs. Run their operations (`operation`, `calling`, `closing`) in an
+      event loop, by `await_operation`.
     - `progress[0]`: the host writes a new number before each use of an env, for the watchdog. The number modulo
       `len(env_fns)` is the env's index. If the write raises, the host uses no further env.
     """
 
     def __init__(
-        self, env_fns: Sequence[Callable[[], Any]], first_id: int, local: bool, interruptible: bool = False
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        first_id: int,
+        local: bool,
+        interruptible: bool = False,
+        coroutines: bool = False,
     ) -> None:
         self._env_fns = env_fns
         self._first_id = first_id
         self._local = local
         self._passes = KeyboardInterrupt if interruptible else ()
+        self._allows_coroutines = coroutines
+        self.coroutines: list[bool] = []
+        """True for each coroutine env."""
         self.envs: list[Any] = []
         self.progress: Any = [0]
         self._used = 0
@@ -81,6 +92,7 @@ class EnvHost:
                 origin = f"env_fns[{self._first_id + j}]()"
                 check_env(env, origin)
                 check_single_agent(env, origin)
+                self.coroutines.append(check_coroutines(env, origin, self._allows_coroutines))
                 self.envs.append(env)
                 if not self._local:
                     check_alone(env, self._first_id + j, len(self._env_fns))
@@ -92,6 +104,16 @@ class EnvHost:
                 return capture(error, self._first_id + j, "__init__", self._local)
         self._spaces = [report.observation_space for report in reports]
         return reports
+
+    def split(self) -> list[EnvHost]:
+        """Move each env to a new host, and return these hosts."""
+        hosts = []
+        for j, env in enumerate(self.envs):
+            host = EnvHost([self._env_fns[j]], self._first_id + j, self._local)
+            host.envs, host._spaces = [env], [self._spaces[j]]
+            hosts.append(host)
+        self.envs = []
+        return hosts
 
     def bind(self, layout: Layout, block: Arena, infos: InfoWriter | None = None) -> None:
         self._write_info = None if infos is None else infos.write
@@ -147,7 +169,7 @@ class EnvHost:
                     else:
                         extra = rows.write_step(j, result)
                     if op != plain and (terminations[j] or truncations[j]):
-                        extra = self._next_episode(j, extra, result[0])
+                        extra = run_operation(self._next_episode(j, extra, result[0]))
                 except self._passes:
                     raise
                 except BaseException as error:
@@ -159,29 +181,38 @@ class EnvHost:
         return extras
 
     def run_one(self, j: int, op: int, action: Any, payload: Payload) -> Extra | None:
+        extra: Extra | None = run_operation(self.operation(j, op, action, payload))
+        return extra
+
+    def operation(self, j: int, op: int, action: Any, payload: Payload) -> Operation:
+        """Return the operation that `run_one` runs. Its result is an `Extra` or `None`."""
         if op == opcodes.RESET:
             return self._reset(j, {})
         if op & opcodes.PLAIN == opcodes.STEP:
-            return self._step(j, copy_actions(nest.take(action, slice(j, j + 1)), 1)[0], op)
+            return self._step(j, copy_action(action, j), op)
+        return self._with_payload(j, op, payload)
+
+    def _with_payload(self, j: int, op: int, payload: Payload) -> Operation:
         self.mark(j)
         loaded = payload(j, op)
         if isinstance(loaded, Failure):
             return Extra(failure=loaded)
-        return self._reset(j, loaded) if op == opcodes.RESET_KWARGS else self._step(j, loaded, op)
+        return (yield from self._reset(j, loaded) if op == opcodes.RESET_KWARGS else self._step(j, loaded, op))
 
-    def _step(self, j: int, action: Any, op: int) -> Extra | None:
+    def _step(self, j: int, action: Any, op: int) -> Operation:
         try:
             self.mark(j)
-            extra = self._rows.write_step(j, result := self.envs[j].step(action))
+            result = yield self.envs[j].step(action)
+            extra = self._rows.write_step(j, result)
             if op & opcodes.AUTORESET and (self._rows.terminated[j] or self._rows.truncated[j]):
-                return self._next_episode(j, extra, result[0])
+                return (yield from self._next_episode(j, extra, result[0]))
             return extra
         except self._passes:
             raise
         except BaseException as error:
             return self._failed(error, j, "step")
 
-    def _next_episode(self, j: int, last: Extra | None, last_obs: Any) -> Extra:
+    def _next_episode(self, j: int, last: Extra | None, last_obs: Any) -> Operation:
         """Reset env j at the end of its episode. The row keeps the reward and flags of the last step."""
         rows, last = self._rows, last or NO_EXTRA
         final = rows.final(j, last, last_obs)
@@ -189,7 +220,7 @@ class EnvHost:
         self.mark(j)
         try:
             seed = int(self._seeds[j])
-            result = self.envs[j].reset(**({} if seed < 0 else {"seed": seed}))
+            result = yield self.envs[j].reset(**({} if seed < 0 else {"seed": seed}))
             first = rows.write_reset(j, result) or NO_EXTRA
             if first is NO_EXTRA and last is NO_EXTRA and final.obs is None:
                 first = RESET_IN_ARENA
@@ -205,31 +236,41 @@ class EnvHost:
         rows.reward[j], rows.terminated[j], rows.truncated[j] = outcome
         return first
 
-    def _reset(self, j: int, kwargs: dict[str, Any]) -> Extra | None:
+    def _reset(self, j: int, kwargs: dict[str, Any]) -> Operation:
         try:
             self.mark(j)
-            return self._rows.write_reset(j, self.envs[j].reset(**kwargs))
+            result = yield self.envs[j].reset(**kwargs)
+            return self._rows.write_reset(j, result)
         except self._passes:
             raise
         except BaseException as error:
             return self._failed(error, j, "reset")
 
     def call(self, j: int, op: str, args: tuple[Any, ...]) -> Any:
+        return run_operation(self.calling(j, op, args))
+
+    def calling(self, j: int, op: str, args: tuple[Any, ...]) -> Operation:
         self.mark(j)
         try:
-            return ENV_CALLS[op](self.envs[j], *args)
+            return (yield ENV_CALLS[op](self.envs[j], *args))
         except self._passes:
             raise
         except BaseException as error:
             return self._capture(error, j, op)
 
     def close(self) -> list[str]:
+        problems: list[str] = run_operation(self.closing())
+        return problems
+
+    def closing(self) -> Operation:
         problems = []
         interrupt: BaseException | None = None
         for j, env in enumerate(self.envs):
             try:
                 if callable(getattr(env, "close", None)):
-                    env.close()
+                    yield env.close()
+            except GeneratorExit:  # from Python, because an interrupt has dropped this generator
+                raise
             except self._passes as error:  # raised after all envs are closed
                 interrupt = error
             except BaseException as error:
@@ -257,6 +298,13 @@ def copy_actions(action: Any, k: int) -> list[Any]:
         return list(action.copy())
     copies = nest.map(np.copy, action)
     return [nest.take(copies, j) for j in range(k)]
+
+
+def copy_action(action: Any, j: int) -> Any:
+    """Copy row j of a nested action."""
+    if action.__class__ is np.ndarray:
+        return action[j].copy()
+    return copy_actions(nest.take(action, slice(j, j + 1)), 1)[0]
 
 
 def _located(error: BaseException, env_id: int) -> BaseException:

@@ -153,7 +153,14 @@ def convert_reward(reward: Any) -> tuple[float, np.ndarray | None]:
     except Exception:  # ragged, or an unreadable tensor
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
-        raise EnvContractError(f"step() returned the reward {short(reward)}, expected a number or a vector of numbers")
+        text = f"step() returned the reward {short(reward)}, expected a number or a vector of numbers"
+        if reward is None:
+            text += (
+                ". If the env knows the reward only at the end of the episode, return 0.0 until then. If a call "
+                'failed, raise an exception, and pass on_error="restart", which marks the step '
+                "(docs/guides/agent-envs.md)"
+            )
+        raise EnvContractError(text)
     if array.shape in ((), (1,)):
         return float(array.reshape(())), None
     return 0.0, array.astype(np.float64)
