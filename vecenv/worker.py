@@ -38,8 +38,6 @@ class CommandServer(SubprocServer):
 class WorkerStream(Stream):
     """Stream with the methods of a worker's channel."""
 
-    line: Any
-
     def __init__(self) -> None:
         super().__init__()
         self._poller = select.poll()
@@ -84,10 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{__doc__}\n")
         return 0 if argv == ["--help"] else 2
     stream = WorkerStream()
-    stream.line = [0] * 8
     try:
         start = stream.greet(f"vecenv {vecenv.__version__}", gymnasium=gymnasium.__version__)
-        stream.line = start_guard(stream, start["step_timeout"])
+        start_guard(stream, start["step_timeout"])
         try:
             _serve(stream, start)
         finally:

@@ -35,7 +35,7 @@ READY, ANSWERS, REPLY, CLOSED, SYNCED, HELLO, ENDED = 1, 2, 3, 5, 7, 8, 9
 SETUP, ROUND, CALL, CLOSE, SYNC, START = 16, 17, 19, 20, 21, 22
 STEP, RESET, STEP_OBJECT, RESET_KWARGS, AUTORESET = 1, 2, 3, 4, 64
 DONE, EXTRA, FINAL = 128, 1, 2
-PROGRESS, BUSY_NS, DOING, LIMIT_NS = 0, 2, 3, 4  # numbers that worker and guard share
+PROGRESS, BUSY_NS, DOING, HUNG = 0, 2, 3, 4  # numbers that worker and guard share
 NOTHING, A_ROUND, A_CALL, SENDING = range(4)
 DTYPE = re.compile(r"[<>|=]?[biufcSU][0-9]+")
 
@@ -250,6 +250,8 @@ def make_env(name: str, kwargs: dict[str, Any]) -> Any:
 class Stream:
     """Frames over stdin and stdout. Prints of envs go to stderr, also prints of C code."""
 
+    line: Any = (0,) * 8
+
     def __init__(self) -> None:
         self.input, self.output, self._read = os.dup(0), os.dup(1), bytearray()
         null = os.open(os.devnull, os.O_RDONLY)
@@ -269,6 +271,8 @@ class Stream:
         return start
 
     def write(self, kind: int, number: int, *parts: Any) -> None:
+        while self.line[HUNG]:  # the signal has woken the env, but the guard ends this process
+            time.sleep(1)
         view = memoryview(b"".join((HEADER.pack(sum(map(len, parts)), kind, number), *parts)))
         while view:
             view = view[os.write(self.output, view) :]
@@ -322,6 +326,7 @@ def start_guard(stream: Stream, limit: float | None) -> Any:
                 _guard(stream, line, worker, alive, stacks, limit)
             finally:
                 os.killpg(0, signal.SIGKILL)
+    stream.line = line
     os.close(alive)
     os.close(stacks)
     for fd in (ours, stream.input, stream.output):  # copies in processes of envs would hide an end
@@ -336,20 +341,26 @@ def _guard(stream: Stream, line: Any, worker: int, alive: int, stacks: int, limi
     seen, spent, at, stack = None, 0.0, time.monotonic(), None
     while not (events := poller.poll(None if limit is None else limit * 100)):
         found, now = (line[PROGRESS], line[DOING]), time.monotonic()
-        spent = spent + min(now - at, limit / 2) if found == seen and line[DOING] in (A_ROUND, A_CALL) else 0.0
+        spent = spent + min(now - at, limit / 2) if found == seen and found[1] in (A_ROUND, A_CALL) else 0.0
         seen, at = found, now
         if spent >= limit:
+            line[HUNG] = 1
+            if found != (line[PROGRESS], line[DOING]):
+                line[HUNG] = 0
+                continue
             os.kill(worker, signal.SIGUSR1)
             asked = select.poll()
             asked.register(stacks, select.POLLIN)
             stack = ""
-            while asked.poll(300):
+            while asked.poll(20 if stack else 300):
                 stack += os.read(stacks, 65536).decode(errors="replace")
             os.kill(worker, signal.SIGKILL)
             events = poller.poll(1000)
             break
-    if any(fd == alive for fd, _ in events) and line[DOING] != SENDING:
-        stream.write(ENDED, 0, encode({"doing": line[DOING], "progress": line[PROGRESS], "stack": stack}))
+    else:
+        found = line[PROGRESS], line[DOING]
+    if any(fd == alive for fd, _ in events) and found[1] != SENDING:
+        stream.write(ENDED, 0, encode({"progress": found[0], "doing": found[1], "stack": stack}))
 
 
 def failure(error: BaseException, env_id: int, op: str, stepped: bool = False) -> Tagged:

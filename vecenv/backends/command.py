@@ -128,16 +128,17 @@ class CommandBackend(ProcessBackend):
             self._check_rest(worker, frame.payload[: len(worker.ids)])
 
     def _check_rest(self, worker: WorkerHandle, answered: bytes | bytearray) -> None:
+        """Raise ValueError if the values that came with rows are wrong. Then their envs fail with the worker."""
         if not answered.translate(None, IN_ROWS):
             return
         extras, numbers = self._answers.extras, self.arena.info[worker.start : worker.stop, 0].tobytes()
+        if wrong := [extras.pop(i) for i in worker.ids if i in extras and not self._is_right(extras[i])]:
+            raise ValueError(f"a result of the wrong types: {wrong[0]!r}"[:400])
         for i, byte, number in zip(worker.ids, answered, numbers, strict=True):
             if byte & opcodes.INFO and number not in self._schemas[worker]:
                 raise ValueError(f"an info of env {i} with the layout {number}, which was not sent")
             if byte & opcodes.EXTRA and i not in extras:
                 raise ValueError(f"an answer of env {i} without the values that its status announces")
-            if i in extras:
-                self._check_extra(extras[i])
 
     def on_loss(self, worker: WorkerHandle) -> None:
         super().on_loss(worker)
@@ -165,14 +166,13 @@ class CommandBackend(ProcessBackend):
         if asked is not None and found.keys() != {i - worker.start for i in asked[1].ids if i in worker.ids}:
             raise ValueError(f"a reply for the envs {list(found)}")
 
-    def _check_extra(self, extra: Extra) -> None:
+    def _is_right(self, extra: Extra) -> bool:
         final = extra.final
         infos = [extra.info] if final is None else [extra.info, final.info]
         objects = [extra.objects] if final is None else [extra.objects, final.objects]
-        if not (
+        return (
             all(info is None or isinstance(info, dict) for info in infos)
             and all(each is None or (isinstance(each, list) and len(each) == self._objects) for each in objects)
             and (extra.failure is None or isinstance(extra.failure, Failure))
             and (extra.reward is None or isinstance(extra.reward, np.ndarray))
-        ):
-            raise TypeError(f"a result of the wrong types: {extra!r}"[:400])
+        )

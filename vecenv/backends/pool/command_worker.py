@@ -135,11 +135,11 @@ class CommandProcess:
 
     def close(self) -> None:
         self._popen.poll()
-        self._popen.returncode = self._popen.returncode or 0  # so that Popen does not warn of a stopped process
 
 
 class CommandWorker(ProcessWorker):
     channel: CommandChannel
+    reports_progress = False
 
     def __init__(self, index: int, ids: range) -> None:
         super().__init__(index, ids)
@@ -150,7 +150,7 @@ class CommandWorker(ProcessWorker):
 
     @property
     def where(self) -> str:
-        return f"pid {self.pid}, {shlex.join(self.command)}" if self.process is not None else shlex.join(self.command)
+        return f"pid {self.pid}, {in_words(self.command)}"
 
     def launch(self, pool: Any, args: WorkerArgs) -> None:
         self.command, self.last_lines, self.cut_off, self._is_child = pool.command, b"", False, True
@@ -185,6 +185,11 @@ class CommandWorker(ProcessWorker):
         errors, self.errors = self.errors, -1
         if errors >= 0:
             os.close(errors)
+
+    def clean_up(self) -> None:
+        super().clean_up()
+        self.close_ends()
+        self.process.close()
 
     def read_errors(self) -> bool:
         """Copy what has arrived on the command's stderr to the stderr of this process. Return False at its end."""
@@ -274,7 +279,7 @@ class CommandPool(WorkerPool):
             assert isinstance(worker, CommandWorker)
             if not worker.channel.hello:
                 came = f", only {worker.channel.noise!r}" if worker.channel.noise else ""
-                return f"{text}. The command {shlex.join(self.command)} has sent no handshake{came}"
+                return f"{text}. The command {in_words(self.command)} has sent no handshake{came}"
         return text
 
     def _receive(self, worker: WorkerHandle) -> None:
@@ -297,6 +302,11 @@ class CommandPool(WorkerPool):
         worker.read_errors()
         self._unregister(worker.errors)
         super()._note_end(worker)
+
+
+def in_words(command: Sequence[str]) -> str:
+    text = shlex.join(command).replace("\n", " ")
+    return text if len(text) <= 120 else f"{text[:100]} ... {text[-16:]}"
 
 
 def _wrong_frame(worker: WorkerHandle, error: Exception) -> Reason:

@@ -49,8 +49,9 @@ def _convert(value: Any) -> Tagged | None:
     if isinstance(value, Failure):
         return _of_failure(value)
     if isinstance(value, EnvReport):
-        spec = {name: getattr(value.spec, name, None) for name in SPEC}
-        return Tagged("$report", {**value._asdict(), "spec": spec if spec["id"] else None})
+        return Tagged("$report", {**value._asdict(), "spec": _of_spec(value.spec)})
+    if isinstance(value, EnvSpec):
+        return _of_spec(value)
     if isinstance(value, Layout):
         return Tagged("$layout", [value.obs, value.action])
     if isinstance(value, Leaf):
@@ -61,6 +62,18 @@ def _convert(value: Any) -> Tagged | None:
         return Tagged("$graph", list(value))
     if isinstance(value, type) and value in SCALARS:
         return Tagged("$type", value.__name__ if value in PYTHON else np.dtype(value).str)
+    return None
+
+
+def _of_spec(spec: Any) -> Tagged | None:
+    """Keep the numbers of a spec of gymnasium or gym."""
+    fields = {name: getattr(spec, name, None) for name in SPEC}
+    return Tagged("$spec", fields) if isinstance(fields["id"], str) else None
+
+
+def _as_spec(content: dict[str, Any]) -> EnvSpec | None:
+    with contextlib.suppress(gymnasium.error.Error):  # an id that gymnasium does not allow
+        return EnvSpec(**{name: content[name] for name in SPEC})
     return None
 
 
@@ -103,10 +116,6 @@ def _as_report(content: dict[str, Any]) -> EnvReport:
             raise TypeError(f"{name} is a {type(parts[name]).__name__}")
     if not isinstance(parts["metadata"], dict):
         parts["metadata"] = None
-    spec, parts["spec"] = parts["spec"], None
-    if spec is not None:
-        with contextlib.suppress(gymnasium.error.Error):  # an id that gymnasium does not allow
-            parts["spec"] = EnvSpec(**{name: spec[name] for name in SPEC})
     return make_report([parts[name] for name in EnvReport._fields])
 
 
@@ -161,6 +170,7 @@ TAGS = {
     "$space": _as_space,
     "$failure": _as_failure,
     "$report": _as_report,
+    "$spec": _as_spec,
     "$layout": lambda content: Layout(*content),
     "$leaf": lambda content: Leaf.of(*content),
     "$objects": lambda content: ObjectLeaf(*content),
