@@ -307,7 +307,8 @@ def start_guard(stream: Stream, limit: float | None) -> Any:
     - when this process ends
     - when an env takes more than `limit` seconds for a call. First, the guard sends the stack.
 
-    The guard is a process, because an env may hold the interpreter lock, so that no thread runs.
+    The guard is a process, because an env may hold the interpreter lock, so that no thread runs. In a namespace of
+    processes, nothing inside can kill process 1. There process 1 becomes the guard, and its child the worker.
     """
     line = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
     if os.getpgid(0) != os.getpid():
@@ -315,23 +316,32 @@ def start_guard(stream: Stream, limit: float | None) -> Any:
     alive, ours = os.pipe()
     stacks, theirs = os.pipe()
     faulthandler.register(signal.SIGUSR1, file=theirs, all_threads=False)
-    worker = os.getpid()
+    first, is_init = os.getpid(), os.getpid() == 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy may have threads, which the guard does not use
-        if os.fork() == 0:
-            try:
-                os.close(ours)
-                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                    signal.signal(number, signal.SIG_IGN)
-                _guard(stream, line, worker, alive, stacks, limit)
-            finally:
-                os.killpg(0, signal.SIGKILL)
+        forked = os.fork()
+    if is_init == bool(forked):
+        try:
+            os.close(ours)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            _guard(stream, line, forked or first, alive, stacks, limit)
+        finally:
+            _end(forked)
     stream.line = line
     os.close(alive)
     os.close(stacks)
     for fd in (ours, stream.input, stream.output):  # copies in processes of envs would hide an end
         os.register_at_fork(after_in_child=lambda fd=fd: os.close(fd))
     return line
+
+
+def _end(worker: int) -> None:
+    """End this process and its group. `worker`: the child of process 1, or 0."""
+    if worker:  # the kernel ends all processes of the namespace
+        pid, status = os.waitpid(worker, os.WNOHANG)
+        os._exit(os.WEXITSTATUS(status) if pid and os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
+    os.killpg(0, signal.SIGKILL)
 
 
 def _guard(stream: Stream, line: Any, worker: int, alive: int, stacks: int, limit: float | None) -> None:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.support.backends import FULL, RAY
+from tests.support.commands import CommandVectorEnv
 from tests.support.local_ray import FAR, NEAR
 from vecenv import BaseVectorEnv, DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
@@ -80,6 +81,7 @@ _MODES = {
 _PROCESS = [
     Column(backend, mode, options) for backend in (SubprocVectorEnv, ShmemVectorEnv) for mode, options in _MODES.items()
 ]
+_COMMAND = [Column(CommandVectorEnv, mode, options) for mode, options in _MODES.items()]
 _RAY = [
     Column(RayVectorEnv, f"{mode}{place}", {**options, **where})
     for place, where in ((" near", NEAR), (" far", FAR), ("", {}))
@@ -104,7 +106,7 @@ def column_params(
     these to the quick tier. All other combinations are slow tests, because transports do not depend on modes.
     `dummy`: include Dummy and threads. `ray`: include actors (`make test-ray`). `far`: also actors on another node.
     """
-    known = [*_DUMMY, *_PROCESS, *_THREAD] if dummy else _PROCESS
+    known = [*_DUMMY, *_PROCESS, *_COMMAND, *_THREAD] if dummy else [*_PROCESS, *_COMMAND]
     known = [column for column in known if only is None or column.backend is only]
     if modes:  # Dummy has no workers, so only sync and async differ
         waits = any("async" in mode for mode in modes)
@@ -127,7 +129,7 @@ def _some_actors(actors: Sequence[Column]) -> list[Column]:
 def _first_tier(known: Sequence[Column]) -> list[Column]:
     """Choose the columns of the full tier: every class, and blocks as well as one worker per env."""
     pairs = {(ShmemVectorEnv, "blocks"), (SubprocVectorEnv, "async")}
-    pairs |= {(ThreadVectorEnv, "blocks"), (ThreadVectorEnv, "async")}
+    pairs |= {(ThreadVectorEnv, "blocks"), (ThreadVectorEnv, "async"), (CommandVectorEnv, "blocks")}
     modes = {column.mode for column in known}
     if "async" not in modes:
         pairs |= {(SubprocVectorEnv, "blocks")}

@@ -7,26 +7,60 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.support.paths import ROOT
+
 SSHD = "/usr/sbin/sshd"
-BWRAP = ["bwrap", "--unshare-all", "--die-with-parent", "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-UNSHARE = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--root=/"]
-WITHOUT_RIGHTS = ["unshare", "--user", "--map-root-user", *UNSHARE[1:]]
+UNSHARE = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+WORDS = {
+    "here": [],
+    "bwrap": ["bwrap", "--unshare-all", "--die-with-parent", "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc"],
+    "unshare": [*UNSHARE, "--root=/"],
+    "user namespace": [*UNSHARE, "--user", "--map-root-user"],
+}
+"""The words before a command, by place."""
+PLACES = [*WORDS, "podman", "ssh"]
 
 
-def missing(place: str) -> str:
-    """Return why this place cannot be used here, or an empty string."""
-    tool = {"here": "sh", "bwrap": "bwrap", "unshare": "unshare", "without rights": "unshare", "ssh": SSHD}[place]
-    if shutil.which(tool) is None:
-        return f"{tool} is not installed"
-    if place in ("here", "ssh"):
-        return "" if place == "here" or os.geteuid() == 0 else "the ssh server of the tests needs root"
-    prefix = {"bwrap": BWRAP, "unshare": UNSHARE, "without rights": WITHOUT_RIGHTS}[place]
-    found = subprocess.run([*prefix, "true"], capture_output=True, text=True)
-    return found.stderr.strip().partition("\n")[0] if found.returncode else ""
+@contextlib.contextmanager
+def place(name: str, folder: Path) -> Iterator[list[str]]:
+    """Yield the words that run a command in a place. Skip the test if the place cannot be used here."""
+    if name == "ssh":
+        if os.geteuid() != 0 or shutil.which(SSHD) is None:
+            pytest.skip("the tests of ssh need root and openssh-server")
+        with ssh_server(folder) as words:
+            yield words
+        return
+    words = container(folder) if name == "podman" else WORDS[name]
+    try:
+        found = subprocess.run([*words, sys.executable, "-c", ""], capture_output=True, text=True)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    if found.returncode:
+        pytest.skip(f"{words[0]}: {found.stderr.strip()[-200:]}")
+    yield words
+
+
+def container(folder: Path) -> list[str]:
+    """Return the words of a container whose root folder has the folders of this machine."""
+    root = folder / "root"
+    kept = {"/usr", "/root", "/tmp", f"/{ROOT.parts[1]}", f"/{Path(sys.prefix).parts[1]}"}
+    for name in (*kept, "/proc", "/dev", "/sys", "/etc", "/run"):
+        (root / name[1:]).mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    limits = [f"--ulimit={name}=1000:1000" for name in ("nproc", "nofile")]
+    mounts = [f"--volume={name}:{name}" for name in sorted(kept)]
+    return [
+        *("podman", "--storage-driver=vfs", "--runtime=runc", "run", "-i", "--rm", "--network=none"),
+        *("--cgroupns=private", *limits, *mounts, "--rootfs", str(root)),
+    ]
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.backends import BACKENDS, FULL, RAY
 from tests.support.cases import WITH_TWO_WORKERS, custom, near, sharing
+from tests.support.commands import CommandVectorEnv
 from tests.support.local_ray import FAR
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RayVectorEnv, SubprocVectorEnv, VectorEnvWrapper
 from vecenv.backends.dummy import DummyBackend
@@ -24,7 +25,8 @@ def wrapped(env_fns, **options):
 
 MAKERS = [
     *(DummyVectorEnv, fake, custom, wrapped, *WITH_TWO_WORKERS),
-    *(pytest.param(sharing(cls, k), marks=FULL) for cls in BACKENDS[1:] for k in (1, 5)),
+    sharing(CommandVectorEnv, 2),
+    *(pytest.param(sharing(cls, k), marks=FULL) for cls in (*BACKENDS[1:], CommandVectorEnv) for k in (1, 5)),
     *(pytest.param(make, marks=RAY) for make in (near, sharing(RayVectorEnv, 2, **FAR))),
 ]
 CARRIED = ("mixed_rounds", "env_errors", "close")

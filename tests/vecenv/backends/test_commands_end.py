@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.commands import COMMAND
 from tests.support.paths import ROOT
-from tests.support.places import BWRAP, UNSHARE, WITHOUT_RIGHTS, missing, ssh_server
+from tests.support.places import PLACES, place
 
 PATIENCE = 10.0
 PROGRAM = """
@@ -35,30 +35,15 @@ sys.stdin.readline()
 venv.close()
 print("closed", flush=True)
 """
-SLOW = pytest.mark.slow
-PLACES = ["here", *(pytest.param(name, marks=SLOW) for name in ("bwrap", "unshare", "without rights", "ssh"))]
 
 
-@pytest.fixture(scope="module")
-def command_at(tmp_path_factory):
-    """Return a function from the name of a place to the words before a command."""
-    servers = []
-
-    def words(place):
-        if why := missing(place):
-            pytest.skip(why)
-        if place == "ssh" and not servers:
-            server = ssh_server(tmp_path_factory.mktemp("ssh"))
-            servers.append((server, server.__enter__()))
-        return (
-            servers[0][1]
-            if place == "ssh"
-            else {"here": [], "bwrap": BWRAP, "unshare": UNSHARE}.get(place, WITHOUT_RIGHTS)
-        )
-
-    yield words
-    for server, _ in servers:
-        server.__exit__(None, None, None)
+@pytest.fixture(
+    scope="module", params=[PLACES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in PLACES[1:])]
+)
+def before(request, tmp_path_factory):
+    """Return the words that run a command in a place."""
+    with place(request.param, tmp_path_factory.mktemp("place")) as words:
+        yield words
 
 
 def processes_with(token):
@@ -75,9 +60,7 @@ def processes_with(token):
 
 @pytest.mark.parametrize("what", ["starts", "hangs"])
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "close", "SIGKILL of the command"])
-@pytest.mark.parametrize("place", PLACES)
-def test_no_process_is_left(place, end, what, command_at, tmp_path):
-    before = command_at(place)
+def test_no_process_is_left(before, end, what, tmp_path):
     token = f"VECENV_TEST={secrets.token_hex(8)}"
     command = [*before, "env", token, *COMMAND[1:]]
     arguments = json.dumps([command, what, str(tmp_path)])
