@@ -165,7 +165,7 @@ def space_as_value(space: Any) -> Any:
     if "Space" not in names:
         return None
     kind = next((name for name in names if name in SPACES), "Space")
-    fields = {name: getattr(space, name, None) for name in SPACES.get(kind, ())}
+    fields: dict[str, Any] = {name: getattr(space, name, None) for name in SPACES.get(kind, ())}
     if "spaces" in fields:
         parts = fields["spaces"]
         fields["spaces"] = dict(parts) if hasattr(parts, "keys") else list(parts)
@@ -325,7 +325,7 @@ def start_guard(stream: Stream, limit: float | None) -> Any:
             os.close(ours)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
-            _guard(stream, line, forked or first, alive, stacks, limit)
+            _guard(stream, line, forked or first, alive, stacks, limit or 0.0)
         finally:
             _end(forked)
     stream.line = line
@@ -344,12 +344,12 @@ def _end(worker: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _guard(stream: Stream, line: Any, worker: int, alive: int, stacks: int, limit: float | None) -> None:
+def _guard(stream: Stream, line: Any, worker: int, alive: int, stacks: int, limit: float) -> None:
     poller = select.poll()
     poller.register(stream.input, getattr(select, "POLLRDHUP", 0))  # in any case, POLLHUP and POLLERR
     poller.register(alive, select.POLLIN)
     seen, spent, at, stack = None, 0.0, time.monotonic(), None
-    while not (events := poller.poll(None if limit is None else limit * 100)):
+    while not (events := poller.poll(limit * 100 or None)):
         found, now = (line[PROGRESS], line[DOING]), time.monotonic()
         spent = spent + min(now - at, limit / 2) if found == seen and found[1] in (A_ROUND, A_CALL) else 0.0
         seen, at = found, now
@@ -377,10 +377,18 @@ def failure(error: BaseException, env_id: int, op: str, stepped: bool = False) -
     """Describe an exception. The caller raises builtin exceptions again, and otherwise an EnvStepError."""
     kind, trace = type(error), "".join(traceback.format_exception(type(error), error, error.__traceback__))
     content = {"env_id": env_id, "op": op, "module": kind.__module__, "type": kind.__qualname__, "stepped": stepped}
-    return Tagged("$failure", {**content, "args": list(error.args), "text": text_of(error), "trace": trace[-65536:]})
+    content["args"] = arguments_of(error)
+    return Tagged("$failure", {**content, "text": text_of(error), "trace": trace[-65536:]})
 
 
-LAYOUT = {"$layout": tuple, "$leaf": lambda leaf: Tagged("$leaf", leaf), "$objects": lambda leaf: None}
+def arguments_of(error: BaseException) -> list[Any]:
+    try:
+        return list(error.__reduce__()[1])  # also has the file name of an OSError
+    except Exception:
+        return []
+
+
+LAYOUT: dict[str, Any] = {"$layout": tuple, "$leaf": lambda leaf: Tagged("$leaf", leaf), "$objects": lambda leaf: None}
 
 
 def arrays(layout: Any, k: int) -> Any:

@@ -98,22 +98,33 @@ def columns(*modes: str, **options: Any) -> pytest.MarkDecorator:
 
 
 def column_params(
-    *modes: str, dummy: bool = True, ray: bool = True, far: bool = True, quick: bool = False, only: type | None = None
+    *modes: str,
+    dummy: bool = True,
+    ray: bool = True,
+    far: bool = True,
+    command: bool = True,
+    quick: bool = False,
+    only: type | None = None,
 ) -> list[Any]:
     """Return columns as parameters of a test, for all modes or the given modes, and for all classes or `only`.
 
     The quick tier has Dummy, which starts no process. The full tier has a column of each class; `quick` moves some of
     these to the quick tier. All other combinations are slow tests, because transports do not depend on modes.
+    `command`: include workers of a command, which take no pickles.
     `dummy`: include Dummy and threads. `ray`: include actors (`make test-ray`). `far`: also actors on another node.
     """
     known = [*_DUMMY, *_PROCESS, *_COMMAND, *_THREAD] if dummy else [*_PROCESS, *_COMMAND]
-    known = [column for column in known if only is None or column.backend is only]
+    known = [column for column in known if only in (None, column.backend) and (command or column not in _COMMAND)]
     if modes:  # Dummy has no workers, so only sync and async differ
         waits = any("async" in mode for mode in modes)
         known = [c for c in known if c.mode in modes or (c in _DUMMY and (waits or not c.is_async))]
     first = _first_tier(known)
     marks = {c: [pytest.mark.slow] if c not in first else [FULL] for c in known}
-    marks |= {c: [] for c in known if c in _DUMMY or (quick and (c.mode == "blocks" or c in _THREAD[:3]))}
+    marks |= {
+        c: []
+        for c in known
+        if c in _DUMMY or (quick and c not in _COMMAND and (c.mode == "blocks" or c in _THREAD[:3]))
+    }
     actors = [c for c in _RAY if ray and only in (None, RayVectorEnv) and (not modes or c.placed in modes)]
     known += _some_actors([c for c in actors if far or c.mode.endswith(" near")])
     marks |= {c: RAY[:1] for c in actors if quick and only is not None and c.mode == "blocks near"}

@@ -25,8 +25,8 @@ def wrapped(env_fns, **options):
 
 MAKERS = [
     *(DummyVectorEnv, fake, custom, wrapped, *WITH_TWO_WORKERS),
-    sharing(CommandVectorEnv, 2),
-    *(pytest.param(sharing(cls, k), marks=FULL) for cls in (*BACKENDS[1:], CommandVectorEnv) for k in (1, 5)),
+    *(pytest.param(sharing(cls, k), marks=FULL) for cls in BACKENDS[1:] for k in (1, 5)),
+    *(pytest.param(sharing(CommandVectorEnv, k), marks=FULL) for k in (1, 2, 5)),
     *(pytest.param(make, marks=RAY) for make in (near, sharing(RayVectorEnv, 2, **FAR))),
 ]
 CARRIED = ("mixed_rounds", "env_errors", "close")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from tests.support.backends import FULL, one_of
 from tests.support.command_envs import Elsewhere
 from tests.support.commands import COMMAND
 from tests.support.paths import ROOT
@@ -15,7 +16,14 @@ from vecenv.backends.worker.plain_code import PLAIN
 ENV = "tests.support.command_envs:Elsewhere"
 OLD = "tests.support.command_envs:OldStep"
 NUMPY_COMMAND = [*COMMAND[:3], str(ROOT / "vecenv/worker_numpy.py")]
-both = pytest.mark.parametrize("command", [COMMAND, NUMPY_COMMAND], ids=["vecenv.worker", "worker_numpy.py"])
+both = pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(COMMAND, id="vecenv.worker"),
+        pytest.param(NUMPY_COMMAND, id="worker_numpy.py", marks=FULL),
+    ],
+)
+"""Both workers. The quick tier runs the first, except for old interfaces."""
 
 
 def elsewhere(what="", n=2, *, command=COMMAND, **options):
@@ -224,7 +232,7 @@ AT_START = {
 }
 
 
-@pytest.mark.parametrize("case", AT_START)
+@pytest.mark.parametrize("case", one_of(list(AT_START)))
 def test_a_program_that_is_no_worker(case):
     text, message = AT_START[case]
     begins = BEGINS if "hello" in text else ""
@@ -291,7 +299,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("case", IN_A_ROUND)
+@pytest.mark.parametrize("case", one_of(list(IN_A_ROUND)))
 def test_wrong_frames_fail_their_envs_only(case):
     text, message = IN_A_ROUND[case]
     fns = [(ENV, {"id": 0}), (ENV, {"id": 1, "bad": True})]

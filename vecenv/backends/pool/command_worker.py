@@ -24,7 +24,7 @@ from typing import Any
 
 from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.messages import CHUNK, HEADER, Channel, Frame
-from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE
+from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE, SENDING
 from vecenv.backends.pool.process_worker import (
     FDS_BESIDES,
     FDS_PER_WORKER,
@@ -77,6 +77,11 @@ class CommandChannel(Channel):
         return super().post(kind, number, *parts)
 
     @property
+    def has_part(self) -> bool:
+        """True if a part of a frame has arrived."""
+        return bool(self._in)
+
+    @property
     def noise(self) -> str:
         """Text that has arrived in place of the magic bytes."""
         return "" if self.hello else bytes(self._in[:SHOWN]).decode(errors="backslashreplace")
@@ -88,7 +93,7 @@ class CommandChannel(Channel):
         if len(self._in) < HEADER.size:
             return None
         size, kind, number = HEADER.unpack_from(self._in)
-        if size > LARGEST or kind not in (KINDS if not self._expected else {self._expected}):
+        if size > LARGEST or kind not in (KINDS if not self._expected else (self._expected, messages.ENDED)):
             raise ValueError(f"a frame of kind {kind} and {size} bytes, {bytes(self._in[:SHOWN])!r}")
         if kind == messages.ANSWERS:
             self._line[BUSY_NS] = number & (1 << 62) - 1
@@ -101,7 +106,7 @@ class CommandChannel(Channel):
                     "install the same version of vecenv on both sides"
                 )
             return self.take()
-        if frame is not None and self._expected == messages.READY:
+        if kind == messages.READY and frame is not None:
             self._expected = 0
         return frame
 
@@ -301,6 +306,8 @@ class CommandPool(WorkerPool):
         assert isinstance(worker, CommandWorker)
         worker.read_errors()
         self._unregister(worker.errors)
+        if worker.line[DOING] == ELSEWHERE and worker.channel.has_part:
+            worker.line[DOING] = SENDING
         super()._note_end(worker)
 
 

@@ -23,7 +23,7 @@ from vecenv.backends.ipc.serialization import Code
 from vecenv.backends.memory.infos import PYTHON, SCALARS
 from vecenv.errors import RemoteTraceback
 from vecenv.layout import Layout, Leaf, ObjectLeaf
-from vecenv.worker_numpy import Tagged, decode, encode, space_as_value
+from vecenv.worker_numpy import Tagged, arguments_of, decode, encode, space_as_value
 
 RAISED_AGAIN = ("builtins", "vecenv.errors", "gymnasium.error")
 """Modules whose exceptions keep their class."""
@@ -85,7 +85,7 @@ def _of_failure(failure: Failure) -> Tagged:
     kind = type(error)
     names = {"module": kind.__module__, "type": kind.__qualname__} if error else {"type": failure.type_name}
     content = {name: getattr(failure, name) for name in ("env_id", "op", "text", "trace", "began", "stepped")}
-    return Tagged("$failure", {**content, **names, "args": list(getattr(error, "args", ()))})
+    return Tagged("$failure", {**content, **names, "args": arguments_of(error) if error else []})
 
 
 def _as_failure(content: dict[str, Any]) -> Failure:
