@@ -19,13 +19,12 @@ from typing import Any
 
 import gymnasium
 
-import vecenv
 from vecenv.backends.ipc.messages import ANSWERS, Frame
 from vecenv.backends.ipc.waiting import SpinWait
 from vecenv.backends.memory.shared_memory import BUSY_NS
 from vecenv.backends.subproc import SubprocServer
 from vecenv.backends.worker.main import end_group, serve
-from vecenv.backends.worker.plain_code import PLAIN
+from vecenv.backends.worker.plain_code import PLAIN, own_name
 from vecenv.backends.worker.worker_setup import WorkerArgs, WorkerSetup
 from vecenv.seeds import seed_generators
 from vecenv.worker_numpy import AnyGym, Stream, encode, make_env, space_as_value, start_guard
@@ -83,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if argv == ["--help"] else 2
     stream = WorkerStream()
     try:
-        start = stream.greet(f"vecenv {vecenv.__version__}", gymnasium=gymnasium.__version__)
+        start = stream.greet(own_name(), gymnasium=gymnasium.__version__)
         start_guard(stream, start["step_timeout"])
         try:
             _serve(stream, start)

@@ -17,6 +17,7 @@ import json
 import mmap
 import os
 import platform
+import random
 import re
 import select
 import signal
@@ -585,6 +586,7 @@ def main() -> None:
     try:
         start = stream.greet("worker_numpy")
         np.random.seed(np.frombuffer(start["seeds"][0], np.uint32))
+        random.seed(start["seeds"][1])
         Server(stream, start_guard(stream, start["step_timeout"]), start).serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the other end is gone

@@ -6,7 +6,6 @@ trusted more than its numbers.
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from vecenv.backends.pool.command_worker import CommandPool, CommandWorker
 from vecenv.backends.pool.worker_handle import WorkerHandle, hung
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.subproc import SIZE, SubprocTransport
-from vecenv.backends.worker.plain_code import check_sendable
+from vecenv.backends.worker.plain_code import check_sendable, own_name
 from vecenv.errors import warn_caller
 from vecenv.layout import Layout, ObjectLeaf
 
@@ -92,7 +91,7 @@ class CommandBackend(ProcessBackend):
         reports = super().start(env_fns, num_workers, eager)
         if len(reports) != len(env_fns):
             raise ValueError(f"the workers reported {len(reports)} envs, expected {len(env_fns)}")
-        here = f"vecenv {sys.modules[__name__.partition('.')[0]].__version__}"
+        here = own_name()
         worker = self.pool.workers[0]
         assert isinstance(worker, CommandWorker)
         there = str(worker.channel.hello.get("worker"))

@@ -168,7 +168,7 @@ class CommandWorker(ProcessWorker):
         environ = {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
         try:
             popen = subprocess.Popen(
-                self.command, stdin=theirs, stdout=theirs, stderr=theirs_errors, start_new_session=True, env=environ
+                self.command, stdin=theirs, stdout=theirs, stderr=theirs_errors, process_group=0, env=environ
             )
         except OSError as error:
             self.close_ends()

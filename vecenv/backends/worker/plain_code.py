@@ -32,6 +32,11 @@ LARGEST = 1 << 30
 SPEC = ("id", "max_episode_steps", "reward_threshold", "nondeterministic")
 
 
+def own_name() -> str:
+    """Return the name and version of vecenv, for the handshake."""
+    return f"vecenv {sys.modules[__name__.partition('.')[0]].__version__}"
+
+
 class RemoteObject(NamedTuple):
     """Text of an object that cannot cross from a worker command: a set, an exception, an object of a class.
 
