@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -96,15 +96,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(stream: WorkerStream, start: dict[str, Any]) -> None:
     seeds = seed_of_numpy, seed_of_python = start["seeds"]
     seed_generators((seed_of_numpy, seed_of_python))
-    env_fns = [partial(_make, name, kwargs) for name, kwargs in start["envs"]]
+    nothing: Any = None
+    env_fns: list[Callable[[], Any]] = [partial(_make, name, kwargs) for name, kwargs in start["envs"]]
     args = WorkerArgs(
         index=0,
         num_workers=1,
         first_id=start["first_id"],
         count=len(env_fns),
         eager=start["eager"],
-        control=None,
-        stacks=None,
+        control=nothing,
+        stacks=nothing,
         setup=WorkerSetup(env_fns, []),
         seeds=seeds,
         server=CommandServer,

@@ -496,7 +496,7 @@ class Server:
         for some in [[j] for j in asked] if self.eager else [asked]:
             extras = {j: self._extra(j, payload[j], int(seeds[j]), objects.get(j)) for j in some}
             self.line[BUSY_NS] += time.perf_counter_ns() - begin
-            self._answer(some, {j: extra for j, extra in extras.items() if extra != [None] * 5})
+            self._answer(some, {j: extra for j, extra in extras.items() if any(part is not None for part in extra)})
             begin = time.perf_counter_ns()
 
     def _extra(self, j: int, op: int, seed: int, given: Any) -> list[Any]:

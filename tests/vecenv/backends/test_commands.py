@@ -353,7 +353,7 @@ def test_envs_of_old_gym_are_adapted(command, agents):
         assert venv.observation_space[0] == spaces.Dict({"image": spaces.Box(0, 255, (2, 2), np.uint8)})
         obs, info = venv.reset(seed=3)
         assert obs["image"].shape == (2, 2, 2)
-        assert (info[0]["mission"], info[0]["direction"]) == ("get to the goal", 0)
+        assert agents or (info[0]["mission"], info[0]["direction"]) == ("get to the goal", 0)
         assert venv.get_env_attr("seeds") == [[3], [4]]
         for _ in range(3):
             obs, rew, terminated, truncated, info = venv.step([1, 1])

@@ -168,7 +168,12 @@ class CommandWorker(ProcessWorker):
         environ = {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
         try:
             popen = subprocess.Popen(
-                self.command, stdin=theirs, stdout=theirs, stderr=theirs_errors, process_group=0, env=environ
+                self.command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=theirs_errors,
+                process_group=0,  # so that Ctrl-C does not reach it. The scheduler favours a session, so keep ours
+                env=environ,
             )
         except OSError as error:
             self.close_ends()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -136,15 +137,15 @@ def _as_space(content: Any) -> gymnasium.Space[Any]:
             raise ValueError(f"a space of {size} bytes")
     found: gymnasium.Space[Any]
     if kind == "Box":
-        found = spaces.Box(fields["low"], fields["high"], dtype=dtype)  # type: ignore[arg-type]
+        found = spaces.Box(fields["low"], fields["high"], dtype=dtype)
     elif kind == "Discrete":
         found = spaces.Discrete(int(fields["n"]), start=int(fields["start"] or 0))
         found.dtype = dtype if dtype is not None else found.dtype
     elif kind == "MultiDiscrete":
         start = {} if fields["start"] is None else {"start": fields["start"]}
-        found = spaces.MultiDiscrete(fields["nvec"], dtype=dtype, **start)  # type: ignore[arg-type]
+        found = spaces.MultiDiscrete(fields["nvec"], dtype=dtype, **start)
     elif kind == "MultiBinary":
-        found = spaces.MultiBinary(shape)  # type: ignore[arg-type]
+        found = spaces.MultiBinary(shape)
     elif kind == "Text":
         found = spaces.Text(fields["max_length"], min_length=fields["min_length"], charset=fields["characters"])
     elif kind == "Dict":
@@ -171,7 +172,7 @@ def _as_type(name: str) -> Any:
     return next((kind for kind in PYTHON if kind.__name__ == name), None) or np.dtype(name).type
 
 
-TAGS = {
+TAGS: dict[str, Callable[[Any], Any]] = {
     "$space": _as_space,
     "$failure": _as_failure,
     "$report": _as_report,
