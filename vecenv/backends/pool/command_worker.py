@@ -161,28 +161,31 @@ class CommandWorker(ProcessWorker):
         self.command, self.last_lines, self.cut_off, self._is_child = pool.command, b"", False, True
         ours, theirs = socket.socketpair()
         enlarge_buffers(ours, theirs)
-        self.channel = CommandChannel(ours, self.line)
+        self.channel, theirs_errors = CommandChannel(ours, self.line), -1
         LAUNCHED.add(self)
-        self.errors, theirs_errors = os.pipe()
-        os.set_blocking(self.errors, False)
-        environ = {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
         try:
+            self.errors, theirs_errors = os.pipe()
+            os.set_blocking(self.errors, False)
             popen = subprocess.Popen(
                 self.command,
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=theirs_errors,
                 process_group=0,  # so that Ctrl-C does not reach it. The scheduler favours a session, so keep ours
-                env=environ,
+                env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ},
             )
-        except OSError as error:
+            self.process = CommandProcess(popen)
+            self.launched = self.alive = True
+        except BaseException as error:  # if the process has started, closing the channel ends it
             self.close_ends()
-            raise WorkerDiedError(f"worker_command {list(self.command)} cannot be started: {error}") from error
+            if isinstance(error, OSError):
+                text = f"worker_command {list(self.command)} cannot be started: {error}"
+                raise WorkerDiedError(text) from error
+            raise
         finally:
             theirs.close()
-            os.close(theirs_errors)
-        self.process = CommandProcess(popen)
-        self.launched = self.alive = True
+            if theirs_errors >= 0:
+                os.close(theirs_errors)
         self._pidfd = pidfd(self.pid)
         pool.watch(self.errors, partial(pool.read_errors, self))
         self.channel.post(messages.START, 0, PLAIN.dumps(pool.start_message(args)))
