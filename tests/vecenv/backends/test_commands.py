@@ -1,5 +1,6 @@
 """Workers that a command starts: `python -m vecenv.worker`, worker_numpy.py, and programs that send nonsense."""
 
+import subprocess
 from functools import partial
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.support.commands import COMMAND
 from tests.support.paths import ROOT
 from vecenv import EnvStepError, RemoteObject, SubprocVectorEnv, WorkerDiedError, WorkerTimeoutError
 from vecenv.backends.worker.plain_code import PLAIN
+from vecenv.worker_numpy import MAGIC
 
 ENV = "tests.support.command_envs:Elsewhere"
 OLD = "tests.support.command_envs:OldStep"
@@ -310,6 +312,22 @@ def test_wrong_frames_fail_their_envs_only(case):
         assert caught.value.partial.obs.tolist() == [[0, 0, 0]]
         assert venv.alive() == [True, False]
         assert venv.step([1], [0])[0].tolist() == [[0, 1, 1]]
+
+
+def test_another_version_of_vecenv_is_named():
+    worker = program('stream = Stream(); start = stream.greet("vecenv 0.0.9")\nServer(stream, [0] * 8, start).serve()')
+    with pytest.warns(RuntimeWarning, match=r"have vecenv 0\.0\.9, this program has vecenv \d"):
+        elsewhere(n=1, command=worker).close()
+
+
+def test_the_worker_says_what_it_is_and_ends_without_a_parent():
+    shown = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True)
+    assert (shown.returncode, shown.stdout) == (0, "")
+    assert "a worker for envs that run in another interpreter" in shown.stderr
+    for command in (COMMAND, NUMPY_COMMAND):
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        assert ended.stdout.startswith(MAGIC)
 
 
 # Names of env functions, and arguments.
