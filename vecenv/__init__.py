@@ -31,6 +31,7 @@ from vecenv.wrappers import VectorEnvWrapper as VectorEnvWrapper
 
 if TYPE_CHECKING:
     from vecenv.backends.memory.shared_state import SharedState as SharedState
+    from vecenv.backends.worker.plain_code import RemoteObject as RemoteObject
     from vecenv.creator import EnvCreator as EnvCreator
     from vecenv.envs.atari_env import AtariVectorEnv as AtariVectorEnv
     from vecenv.envs.dm_control_env import DMControlEnv as DMControlEnv
@@ -68,6 +69,7 @@ __version__ = "0.1.0"
 # Public names by module. The first use imports the module.
 _MODULES = {
     "backends.memory.shared_state": "SharedState",
+    "backends.worker.plain_code": "RemoteObject",
     "creator": "EnvCreator",
     "envs.atari_env": "AtariVectorEnv",
     "envs.dm_control_env": "DMControlEnv",

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.envs.registration import find_highest_version, parse_env_id
 
 from vecenv.nest import tensor_on_host
+from vecenv.worker_numpy import make_env
 
 
 def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
@@ -46,6 +47,46 @@ def _env_fn_of_id(env_id: str) -> Callable[[], Any]:
         if version is not None or find_highest_version(namespace, name) is None:
             gymnasium.spec(env_id)  # raises an error that suggests an id
     return partial(gymnasium.make, env_id)
+
+
+class NamedEnv:
+    """Env function for a worker command, by name: "module:function" or a gymnasium id, and keyword arguments."""
+
+    def __init__(self, name: str, kwargs: Mapping[str, Any]) -> None:
+        self.name, self.kwargs = name, dict(kwargs)
+
+    def __call__(self) -> Any:
+        return make_env(self.name, self.kwargs)
+
+
+def named_env_fns(env_fns: Any) -> Any:
+    """Return `env_fns` with a `NamedEnv` for each entry. Raise TypeError for functions, which a command cannot get."""
+    if not isinstance(env_fns, (list, tuple)):
+        return env_fns  # refused by `check_env_fns`
+    return [_named(i, each) for i, each in enumerate(env_fns)]
+
+
+def _named(i: int, entry: Any) -> NamedEnv:
+    if isinstance(entry, NamedEnv):
+        return entry
+    name, kwargs = entry if isinstance(entry, (tuple, list)) and len(entry) == 2 else (entry, {})
+    if isinstance(name, str) and isinstance(kwargs, Mapping):
+        return NamedEnv(name, kwargs)
+    written = str(getattr(entry, "__module__", None)), str(getattr(entry, "__qualname__", "<"))
+    example = "my_envs:make" if "<" in written[1] else ":".join(written)
+    raise TypeError(
+        f"env_fns[{i}] is {entry!r}. A worker_command gets env functions by name, because it may run another Python. "
+        f'Write "{example}" (module:function), a gymnasium id, or ("{example}", {{...}}) with keyword arguments'
+    )
+
+
+def check_command(command: Any) -> list[str]:
+    """Return `command` as a list. Raise TypeError unless it is a list of one or more texts."""
+    if isinstance(command, str) or not isinstance(command, Sequence) or not command:
+        raise TypeError(f"worker_command must be a list of words, got {command!r}; shlex.split makes a list of a text")
+    if wrong := [word for word in command if not isinstance(word, str)]:
+        raise TypeError(f"worker_command must be a list of texts, got {wrong[0]!r}")
+    return list(command)
 
 
 def resolve_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
@@ -304,7 +345,7 @@ def seed_chain(seed: int, n: int) -> list[int]:
 KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-OF_WORKERS = ("start_timeout", "step_timeout", "context", "affinity", "release_openmp")
+OF_WORKERS = ("start_timeout", "step_timeout", "context", "affinity", "release_openmp", "worker_command")
 
 
 def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], hidden: Iterable[str] = ()) -> None:

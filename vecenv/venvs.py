@@ -7,8 +7,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from vecenv.arguments import check_options, check_resources, check_timeout
+from vecenv.arguments import check_command, check_options, check_resources, check_timeout, named_env_fns
 from vecenv.backends.backend import Backend
+from vecenv.backends.command import CommandBackend
 from vecenv.backends.dummy import DummyBackend
 from vecenv.backends.ray_backend import RayBackend
 from vecenv.backends.shmem import ShmemBackend
@@ -17,6 +18,7 @@ from vecenv.backends.thread import ThreadBackend
 from vecenv.base import BaseVectorEnv
 
 EnvFns = Sequence[Callable[[], Any] | str]
+NamedEnvFns = Sequence[str | tuple[str, Mapping[str, Any]]]
 START_TIMEOUT = 120.0
 SET_BY_SUBCLASS = ("backend", "worker_fn")
 """Arguments of BaseVectorEnv that callers may not pass."""
@@ -102,6 +104,10 @@ class SubprocVectorEnv(ProcessVectorEnv):
 
     The arguments are as in ShmemVectorEnv. `share_memory=True` (as in tianshou) uses shared memory instead of sockets.
 
+    `worker_command`: a list of words that starts each worker, for example in another Python, in a container or on
+    another host (see docs/guides/elsewhere.md). Then `env_fns` has a name per env: "module:function", a gymnasium id,
+    or a tuple of a name and keyword arguments.
+
     >>> import gymnasium as gym
     >>> with SubprocVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2) as venv:
     ...     obs, info = venv.reset([0, 3])
@@ -113,16 +119,30 @@ class SubprocVectorEnv(ProcessVectorEnv):
 
     def __init__(
         self,
-        env_fns: EnvFns,
+        env_fns: EnvFns | NamedEnvFns,
         wait_num: int | None = None,
         timeout: float | None = None,
         share_memory: bool = False,
         context: str | None = None,
+        *,
+        worker_command: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
         if share_memory:
             self.backend_class = ShmemBackend
-        super().__init__(env_fns, wait_num, timeout, context=context, **options)
+        if worker_command is None:
+            fns: Any = env_fns
+            super().__init__(fns, wait_num, timeout, context=context, **options)
+            return
+        local = {"share_memory": share_memory, "context": context, "affinity": options.pop("affinity", False)}
+        if given := [name for name, value in local.items() if value]:
+            raise TypeError(f"{given[0]} is for worker processes of this program, so worker_command cannot have it")
+        self.backend_class = partial(
+            CommandBackend,
+            command=check_command(worker_command),
+            release_openmp=options.pop("release_openmp", True),
+        )
+        WorkersVectorEnv.__init__(self, named_env_fns(env_fns), wait_num, timeout, **options)
 
 
 class ShmemVectorEnv(ProcessVectorEnv):

@@ -21,6 +21,7 @@ from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, find
 from collector.jobs.transform_statistics import freeze, from_json
 from collector.policy.keyed_noise import restored_generators
 from vecenv import transforms
+from vecenv.arguments import NamedEnv
 from vecenv.envs.gym_env import find_spec
 from vecenv.errors import OneEnvPerProcess
 from vecenv.transforms.compose import flat
@@ -48,6 +49,8 @@ def make_env(
     `statistics`: running statistics of the transforms, as JSON types. `program`: objects of the user's `__main__` by
     name ("__main__:make_env"), because workers cannot import `__main__`.
     """
+    if job.worker_command:
+        raise JobError(f"{job.env} is made by the job's worker_command, so this program cannot make it")
     kwargs = {} if render_mode is None else {"render_mode": render_mode}
     factory = program.get(job.env) or _env_function(job.env)
     # Each object gets a copy of its arguments, because it may change them.
@@ -117,7 +120,13 @@ def _naming(what: str) -> Iterator[None]:
 
 
 def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """Return a function that creates an env. Prefer `gymnasium.make`, because workers import less for this function."""
+    """Return a function that creates an env. Prefer `gymnasium.make`, because workers import less for this function.
+
+    With a `worker_command`, return the name and the arguments of the function.
+    """
+    if job.worker_command:
+        limit = {} if job.max_episode_steps is None else {"max_episode_steps": job.max_episode_steps}
+        return NamedEnv(id_with_module(job.env), job.env_kwargs | limit)
     nested = any(isinstance(each, (dict, list)) for each in job.env_kwargs.values())
     if nested or job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
         program = {name: load_attr(name) for name in names_of_script(job)}
@@ -137,6 +146,8 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
         options |= {"on_error": "restart", "max_restarts": MAX_RESTARTS}
     if job.step_timeout is not None:
         options["step_timeout"] = job.step_timeout
+    if job.worker_command:
+        options["worker_command"] = list(job.worker_command)
     make = partial(VECTOR_ENVS[job.backend], env_fns, **options)
     try:
         if job.num_workers is not None or job.backend not in ("shmem", "subproc", "ray"):  # "auto" retries by itself
@@ -156,6 +167,8 @@ def find_env_difference(job: Job) -> str:
     If the check fails, the result begins with `NOT_CHECKED`. The check runs where the envs of the job run, but in a
     worker process for "auto", and in the calling thread for "thread". The generators of the process are restored.
     """
+    if job.worker_command:
+        return f"{NOT_CHECKED}a worker_command"
     backend = {"dummy": "dummy", "thread": "dummy", "ray": "ray"}.get(job.backend, "shmem")
     seeds = [(episode_seed(job.seed, number), action_seed(job.seed, number)) for number in range(2)]
     limits = {} if backend == "dummy" else {"start_timeout": CHECK_TIMEOUT, "step_timeout": CHECK_TIMEOUT}
@@ -172,6 +185,8 @@ def find_env_difference(job: Job) -> str:
 
 def check_env_name(job: Job) -> None:
     """Raise `JobError` for an unknown env id, or if ale-py is missing. "module:Id-v0" passes without an import."""
+    if job.worker_command:  # which may know other envs
+        return
     name = id_with_module(job.env)
     if name.startswith(ATARI_MODULE) and importlib.util.find_spec(ATARI_MODULE[:-1]) is None:
         raise JobError(f"{job.env} needs ale-py: pip install 'vecenv[atari]'")

@@ -17,7 +17,7 @@ from vecenv.tuning.auto_backend import VECTOR_ENVS
 BUILT_IN_POLICIES = ("random", "mlp")
 DEFAULT_MODULES = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
 CHANGEABLE_SETTINGS = frozenset(
-    {"backend", "num_workers", "step_timeout", "on_error", "retries", "max_failed"}
+    {"backend", "num_workers", "step_timeout", "worker_command", "on_error", "retries", "max_failed"}
     | {"shard_bytes", "shard_seconds", "compress", "ray"}
 )
 """Settings that do not change episodes, so a resumed job may change them."""
@@ -98,6 +98,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             number of workers. If `on_error` is "raise", and `num_workers` and `step_timeout` are not set, "auto" may
             use "dummy" or "thread" instead.
         num_workers: Worker processes, threads or actors; by default the backend decides.
+        worker_command: For backend "subproc": words of a command that starts each worker, such as ["ssh", "gpu-7",
+            "python", "-m", "vecenv.worker"]. The command makes the env, so the env's wrappers must be in its function.
         policy: "random": uniform random actions. "mlp": a small network with random weights or `checkpoint`'s weights.
             "my_module:policy": a function of a batch of observations, or a class that takes the observation space, the
             action space and `policy_kwargs`.
@@ -135,6 +137,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     num_envs: SmallCount = 8
     backend: Literal[tuple(sorted(VECTOR_ENVS))] = "auto"  # type: ignore[valid-type]
     num_workers: PositiveInt | None = None
+    worker_command: tuple[str, ...] = ()
     policy: str = "random"
     checkpoint: str | None = None
     device: str = "auto"
@@ -168,6 +171,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise JobError(
                 'step_timeout: the dummy backend cannot end an env that hangs; use backend = "shmem" or "subproc"'
             )
+        self._check_command()
         if self.num_workers is not None and self.num_workers > self.num_envs:
             raise JobError(
                 f"num_workers: {self.num_workers} workers for {self.num_envs} envs; pass at most one per env"
@@ -192,6 +196,18 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         except ValueError as error:
             raise JobError(str(error)) from None
         _as_stored("ray", msgspec.structs.asdict(self.ray))
+
+    def _check_command(self) -> None:
+        if not self.worker_command:
+            return
+        if self.backend != "subproc":
+            raise JobError(f'worker_command: only backend = "subproc" has commands, got {self.backend!r}')
+        is_function = self.env.rpartition(":")[2].isidentifier()
+        if self.wrappers or self.transforms or (is_function and self.max_episode_steps is not None):
+            raise JobError(
+                "worker_command: the command makes the env, so put wrappers, transforms and max_episode_steps into the "
+                "function that makes it"
+            )
 
 
 def _convert(name: str, value: Any, kind: Any) -> Any:

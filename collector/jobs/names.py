@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import shlex
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -107,7 +108,11 @@ def load_attr(name: str) -> Any:
 def code_names(job: Job) -> list[tuple[NameKind, str]]:
     """Return the names in a job that are not listed: `module:attr`, env ids with a module, and unknown names."""
     calls = [(WRAPPER, each) for each in job.wrappers] + [(TRANSFORM, each) for each in job.transforms]
-    names = [(ENV, job.env), *((kind, as_call(each).call) for kind, each in calls), (POLICY, job.policy)]
+    names = [
+        *([] if job.worker_command else [(ENV, job.env)]),
+        *((kind, as_call(each).call) for kind, each in calls),
+        (POLICY, job.policy),
+    ]
     return [(kind, name) for kind, name in names if not is_listed(kind, name)]
 
 
@@ -141,6 +146,11 @@ def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
     module of each name are checked before the first import.
     """
     allowed, named = {*allow_import}, f"the job that is stored in {where} names"
+    if job.worker_command:
+        raise JobError(
+            f"{named} the worker_command {shlex.join(job.worker_command)}, which runs a program. If you have the job "
+            f"file, resume with: python -m collector run FILE --out {where} --resume"
+        )
     code = code_names(job)
     for kind, name in code:
         module, _, env_id = name.partition(":")

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.support.backends import FULL, RAY
+from tests.support.commands import CommandVectorEnv
 from tests.support.local_ray import FAR, NEAR
 from vecenv import BaseVectorEnv, DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
@@ -80,6 +81,7 @@ _MODES = {
 _PROCESS = [
     Column(backend, mode, options) for backend in (SubprocVectorEnv, ShmemVectorEnv) for mode, options in _MODES.items()
 ]
+_COMMAND = [Column(CommandVectorEnv, mode, options) for mode, options in _MODES.items()]
 _RAY = [
     Column(RayVectorEnv, f"{mode}{place}", {**options, **where})
     for place, where in ((" near", NEAR), (" far", FAR), ("", {}))
@@ -96,22 +98,33 @@ def columns(*modes: str, **options: Any) -> pytest.MarkDecorator:
 
 
 def column_params(
-    *modes: str, dummy: bool = True, ray: bool = True, far: bool = True, quick: bool = False, only: type | None = None
+    *modes: str,
+    dummy: bool = True,
+    ray: bool = True,
+    far: bool = True,
+    command: bool = True,
+    quick: bool = False,
+    only: type | None = None,
 ) -> list[Any]:
     """Return columns as parameters of a test, for all modes or the given modes, and for all classes or `only`.
 
     The quick tier has Dummy, which starts no process. The full tier has a column of each class; `quick` moves some of
     these to the quick tier. All other combinations are slow tests, because transports do not depend on modes.
+    `command`: include workers of a command, which take no pickles.
     `dummy`: include Dummy and threads. `ray`: include actors (`make test-ray`). `far`: also actors on another node.
     """
-    known = [*_DUMMY, *_PROCESS, *_THREAD] if dummy else _PROCESS
-    known = [column for column in known if only is None or column.backend is only]
+    known = [*_DUMMY, *_PROCESS, *_COMMAND, *_THREAD] if dummy else [*_PROCESS, *_COMMAND]
+    known = [column for column in known if only in (None, column.backend) and (command or column not in _COMMAND)]
     if modes:  # Dummy has no workers, so only sync and async differ
         waits = any("async" in mode for mode in modes)
         known = [c for c in known if c.mode in modes or (c in _DUMMY and (waits or not c.is_async))]
     first = _first_tier(known)
     marks = {c: [pytest.mark.slow] if c not in first else [FULL] for c in known}
-    marks |= {c: [] for c in known if c in _DUMMY or (quick and (c.mode == "blocks" or c in _THREAD[:3]))}
+    marks |= {
+        c: []
+        for c in known
+        if c in _DUMMY or (quick and c not in _COMMAND and (c.mode == "blocks" or c in _THREAD[:3]))
+    }
     actors = [c for c in _RAY if ray and only in (None, RayVectorEnv) and (not modes or c.placed in modes)]
     known += _some_actors([c for c in actors if far or c.mode.endswith(" near")])
     marks |= {c: RAY[:1] for c in actors if quick and only is not None and c.mode == "blocks near"}
@@ -127,7 +140,7 @@ def _some_actors(actors: Sequence[Column]) -> list[Column]:
 def _first_tier(known: Sequence[Column]) -> list[Column]:
     """Choose the columns of the full tier: every class, and blocks as well as one worker per env."""
     pairs = {(ShmemVectorEnv, "blocks"), (SubprocVectorEnv, "async")}
-    pairs |= {(ThreadVectorEnv, "blocks"), (ThreadVectorEnv, "async")}
+    pairs |= {(ThreadVectorEnv, "blocks"), (ThreadVectorEnv, "async"), (CommandVectorEnv, "blocks")}
     modes = {column.mode for column in known}
     if "async" not in modes:
         pairs |= {(SubprocVectorEnv, "blocks")}

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.backends import BACKENDS, FULL, RAY
 from tests.support.cases import WITH_TWO_WORKERS, custom, near, sharing
+from tests.support.commands import CommandVectorEnv
 from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.local_ray import FAR
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RayVectorEnv, SubprocVectorEnv, VectorEnvWrapper
@@ -26,6 +27,7 @@ def wrapped(env_fns, **options):
 MAKERS = [
     *(DummyVectorEnv, fake, custom, wrapped, *WITH_TWO_WORKERS, CoroutineVectorEnv),
     *(pytest.param(sharing(cls, k), marks=FULL) for cls in BACKENDS[1:] for k in (1, 5)),
+    *(pytest.param(sharing(CommandVectorEnv, k), marks=FULL) for k in (1, 2, 5)),
     *(pytest.param(make, marks=RAY) for make in (near, sharing(RayVectorEnv, 2, **FAR))),
 ]
 CARRIED = ("mixed_rounds", "env_errors", "close")

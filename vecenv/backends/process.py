@@ -7,7 +7,6 @@ engine -- send, wait, take, call --> ProcessBackend: results, calls, lost envs
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -51,7 +50,7 @@ class ProcessBackend(Backend):
         release_openmp: bool = True,
     ) -> None:
         super().__init__()
-        self.pool, self._transport = pool, transport
+        self.pool, self._transport, self._code = pool, transport, pool.code
         self._watchdog = Watchdog(step_timeout, pool.kill)
         self._ends_spinning = release_openmp
         self._spinning: SpinningThreads | None = None
@@ -99,7 +98,7 @@ class ProcessBackend(Backend):
         return self._transport.worker_args(worker)
 
     def bind(self, layout: Layout) -> Arena:
-        self._setup = pickle.dumps(layout)
+        self._setup = self._code.dumps(layout)
         arena = self._transport.bind(layout, self._n)
         self.arena, self._answers = arena, Answers(arena)
         self._status: Any = arena.status.data
@@ -245,19 +244,20 @@ class ProcessBackend(Backend):
             pass
         elif frame.kind == messages.ANSWERS:
             extras = self._transport.take_rows(worker, frame.payload)
-            for j, blob in pickle.loads(extras) if extras else ():
-                parts = read_value(blob, i := worker.start + j, "step")
+            for j, blob in self._code.loads(extras) if extras else ():
+                parts = read_value(blob, i := worker.start + j, "step", self._code.unpack)
                 self._answers.extras[i] = (
                     Extra(failure=parts) if isinstance(parts, Failure) else Extra.from_tuples(parts)
                 )
         elif frame.kind == messages.INFO_SCHEMA:
-            self._infos.learn(worker.index, frame.number, *pickle.loads(frame.payload))
+            self._infos.learn(worker.index, frame.number, *self._code.loads(frame.payload))
         elif frame.kind == messages.REPLY:
             if (found := self._requests.pop(frame.number, None)) is not None:
-                for j, blob in pickle.loads(frame.payload).items():
-                    found[1].found[worker.start + j] = read_value(blob, worker.start + j, found[1].op)
+                for j, blob in self._code.loads(frame.payload).items():
+                    i = worker.start + j
+                    found[1].found[i] = read_value(blob, i, found[1].op, self._code.unpack)
         elif frame.kind == messages.WARNING:
-            self._warnings.append(pickle.loads(frame.payload) + advice(self._n, self.num_workers * len(worker.ids)))
+            self._warnings.append(self._code.loads(frame.payload) + advice(self._n, self.num_workers * len(worker.ids)))
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         blobs, call = self.encode(ids, 0, None, dict(zip(ids, args, strict=True))), EnvCall(ids, op)
@@ -266,7 +266,7 @@ class ProcessBackend(Backend):
             if worker.alive:
                 self._number += 1
                 self._requests[self._number] = worker, call
-                self.pool.request(worker, messages.CALL, self._number, pickle.dumps((op, worker.own(blobs))))
+                self.pool.request(worker, messages.CALL, self._number, self._code.dumps((op, worker.own(blobs))))
             else:
                 self._fail(call, worker)
         return call

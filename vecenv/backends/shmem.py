@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import pickle
 import select
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,7 +155,7 @@ class ShmemServer(RoundServer):
 
     def _serve_frame(self, frame: Frame) -> bool:
         if frame.kind == messages.PAYLOADS:
-            self._payloads.update(pickle.loads(frame.payload))
+            self._payloads.update(self.code.loads(frame.payload))
             return False
         return self.handle(frame)
 
@@ -171,7 +170,7 @@ class ShmemServer(RoundServer):
 
         Store each status byte once. A block copy could store a byte twice, and overwrite the parent's next opcode.
         """
-        payload = self.pickled_extras(extras) if extras else b""
+        payload = self.encoded_extras(extras) if extras else b""
         if not IN_ORDER:
             fence()
         status = self._status
@@ -231,7 +230,7 @@ class ShmemTransport(Transport):
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         for worker in self._pool.workers if payloads else ():
-            if worker.alive and (mine := worker.pickle_own(payloads)):
+            if worker.alive and (mine := self._pool.encode_own(worker, payloads)):
                 self._pool.request(worker, messages.PAYLOADS, 0, mine)
         # An index array writes each byte once. A slice could write a byte twice, and overwrite a fast worker's answer.
         self._status[self._all_ids if ids is None else ids] = ops

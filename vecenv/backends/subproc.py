@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,10 +32,10 @@ class SubprocServer(RoundServer):
     """Server that reads ROUND frames and writes ANSWERS frames::
 
         ROUND    opcode of each env of the worker, uint8 | autoreset seed of each env, int64 |
-                 action row of each env, array after array | pickled payloads
+                 action row of each env, array after array | encoded payloads
         ANSWERS  status byte of each env of the worker, uint8 | row of each env that has answered, array after array |
                  last observation of each env that was reset by an autoreset, array after array |
-                 used bytes per info row, uint16 | info row (if any) of each env | pickled extras
+                 used bytes per info row, uint16 | info row (if any) of each env | encoded extras
 
     Payloads and extras are values that do not fit a row. If no env has an info row, the uint16 is absent.
     """
@@ -65,7 +64,7 @@ class SubprocServer(RoundServer):
         for array in self._actions:
             start, end = end, end + array.nbytes
             array[...] = as_rows(payload[start:end], array, self.count)
-        payloads = pickle.loads(payload[end:]) if len(payload) > end else {}
+        payloads = self.code.loads(payload[end:]) if len(payload) > end else {}
 
         def load(j: int, op: int) -> Any:
             return self.load_payload(j, op, payloads[j])
@@ -77,7 +76,7 @@ class SubprocServer(RoundServer):
         if ids is self.everyone and not extras:
             self.channel.write(messages.ANSWERS, 0, self._all_done, *[array.tobytes() for array in self._outputs])
             return
-        payload = self.pickled_extras(extras)
+        payload = self.encoded_extras(extras)
         status = bytearray(self.count)
         for j in ids:
             status[j] = answer_of(extras.get(j))
@@ -146,7 +145,7 @@ class SubprocTransport(Transport):
             if ids is not None and not any(mine):
                 continue
             if worker.alive:
-                rest = worker.pickle_own(payloads) if payloads else b""
+                rest = pool.encode_own(worker, payloads) if payloads else b""
                 pool.post(worker, messages.ROUND, 0, mine, *block.actions, rest)
             if ids is None:
                 block.status[:] = mine

@@ -36,7 +36,7 @@ CANNOT_BE_COPIED: dict[str, type[Exception]] = {
 }
 
 
-@columns("blocks", "async")
+@columns("blocks", "async", command=False)
 @pytest.mark.parametrize("part", ["info", "observation"])
 def test_what_cannot_travel_or_be_copied_fails_its_env_alone(column: Column, part: str) -> None:
     odd, other = (OddInfo, Counter) if part == "info" else (OddObservation, NoSpace)
@@ -66,7 +66,7 @@ def test_an_info_that_cannot_be_sent_beside_one_that_cannot_be_read(remote_backe
             venv.step([0, 0])
 
 
-@columns("blocks", dummy=False, quick=True)
+@columns("blocks", dummy=False, quick=True, command=False)
 def test_an_attribute_that_cannot_travel_is_reported_and_nothing_is_lost(column: Column) -> None:
     with column.open(counters(N, env0=partial(OddAttribute, make=int), env1=partial(OddAttribute, make=int))) as ledger:
         ledger.begin()
@@ -96,7 +96,7 @@ def unsendable() -> list[tuple[Any, str]]:
     return [(make(), why) for make, why in map(CANNOT_LEAVE.get, ("unpicklable", "raises at pickle"))]
 
 
-@columns("blocks", "async", dummy=False, quick=True)
+@columns("blocks", "async", dummy=False, quick=True, command=False)
 def test_actions_options_and_values_that_cannot_travel_are_refused_before_anything_is_sent(column: Column) -> None:
     with column.open([partial(ObjectAction, i) for i in range(N)]) as ledger:
         ledger.reset()
@@ -137,7 +137,7 @@ def check_untouched(ledger: Ledger) -> None:
     assert rows == {i: [i, 1, 1, 7] for i in range(N)}
 
 
-@columns("blocks", "async", dummy=False)
+@columns("blocks", "async", dummy=False, command=False)
 @pytest.mark.parametrize("name", ["raises at unpickle", "exits at unpickle"])
 def test_an_action_that_cannot_be_read_in_the_worker_fails_its_env_alone(column: Column, name: str) -> None:
     make, why = CANNOT_LEAVE[name]
@@ -167,7 +167,7 @@ def test_an_action_that_cannot_be_read_in_the_worker_fails_its_env_alone(column:
             assert caught.value.partial.env_id.tolist() == [1, 2, 3]
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, command=False)
 def test_an_action_that_ends_the_worker_is_its_death(column: Column) -> None:
     with column.open([partial(ObjectAction, i) for i in range(N)]) as ledger:
         ledger.reset()
@@ -180,7 +180,7 @@ def test_an_action_that_ends_the_worker_is_its_death(column: Column) -> None:
 # env_fns.
 
 
-@columns("blocks", dummy=False, quick=True)
+@columns("blocks", dummy=False, quick=True, command=False)
 def test_an_env_fn_that_cannot_travel_is_refused_before_anything_starts(column: Column) -> None:
     before = psutil.Process().children(recursive=True)
     for odd, why in unsendable()[:2]:
@@ -202,7 +202,7 @@ def holding(odd: Any) -> Any:
     return lambda: Counter(odd)
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, command=False)
 @pytest.mark.parametrize(
     ("env_fn", "kind", "why"),
     [
@@ -225,7 +225,7 @@ def test_an_env_fn_that_cannot_be_read_or_whose_report_cannot_travel_is_named(
 # Large and many.
 
 
-@columns("blocks")
+@columns("blocks", command=False)
 def test_large_infos_arrive(column: Column) -> None:
     with column.open(counters(N, env1=partial(OddInfo, make=dict))) as ledger:
         ledger.begin()

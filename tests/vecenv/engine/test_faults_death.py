@@ -166,7 +166,7 @@ def first_errors(ledger: Ledger) -> list[BaseException]:
     return []
 
 
-@columns("blocks", dummy=False, ray=False)
+@columns("blocks", dummy=False, ray=False, command=False)
 def test_when_the_forkserver_is_killed_its_workers_are_reported_dead_and_another_one_starts(column: Column) -> None:
     with column.open(counters(N)) as ledger:
         ledger.begin()
@@ -217,7 +217,7 @@ def in_order(*calls: Callable[[], None]) -> None:
 fork_may_warn = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
 
 
-@columns("blocks", dummy=False, ray=False)
+@columns("blocks", dummy=False, ray=False, command=False)
 @pytest.mark.parametrize(
     ("context", "leave"),
     [
@@ -366,7 +366,7 @@ def reaped_by_others(children: str) -> Iterator[None]:
     signal.signal(signal.SIGCHLD, before)
 
 
-@columns("blocks", dummy=False, ray=False)
+@columns("blocks", dummy=False, ray=False, command=False)
 @pytest.mark.parametrize("context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("children", ["ignored", "reaped"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")

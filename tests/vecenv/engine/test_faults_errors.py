@@ -154,7 +154,7 @@ def test_a_constructor_that_raises_is_named_and_every_worker_is_gone(column: Col
         assert [t.name for t in threading.enumerate() if "vecenv" in t.name] == []
 
 
-@columns("blocks")
+@columns("blocks", command=False)
 @pytest.mark.parametrize("op", ["step", "reset"])
 def test_the_whole_zoo_of_exceptions_arrives_with_class_text_and_env(column: Column, op: str) -> None:
     """One vector env for all exceptions, because an exception must not affect the next."""

@@ -117,7 +117,7 @@ def test_a_block_that_gets_on_may_take_longer_than_one_step(column: Column) -> N
 @pytest.mark.parametrize(
     "column",
     [
-        *column_params("single", dummy=False, far=False),
+        *column_params("single", dummy=False, far=False, command=False),
         *column_params("single", only=ThreadVectorEnv, quick=True, ray=False),
     ],
 )
@@ -259,7 +259,7 @@ def test_the_time_of_a_worker_that_died_is_not_that_of_its_successor(column: Col
 # Stopped processes.
 
 
-@columns("blocks", dummy=False)
+@columns("blocks", dummy=False, command=False)
 def test_a_large_action_for_a_stopped_worker_does_not_block_the_caller(column: Column) -> None:
     """1 MiB does not fit the pipe of a worker that does not read."""
     actions = np.full((N, 1 << 20), 5, np.int8)

@@ -23,6 +23,7 @@ import vecenv.engine.engine
 import vecenv.engine.lifetime
 from tests.support.backends import BACKENDS, ON_RAY, PROCESS_BACKENDS, and_ray, on_this_node, one_of
 from tests.support.cases import custom
+from tests.support.commands import CommandVectorEnv
 from tests.support.ctrl_c import interrupt_at_random, interrupted, interrupting
 from tests.support.faulty import Counter, DiesOnReset, HangsInInit, HangsOnStep, RaisesElsewhere, counters
 from tests.support.ledger import CLOSED, STARTED, gone, kill, pids, wait_until
@@ -38,13 +39,13 @@ from vecenv import (
     from_gymnasium,
 )
 from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.pool.command_worker import CommandWorker
 from vecenv.backends.pool.process_worker import ProcessWorker
 from vecenv.backends.pool.ray_worker import CallChannel, RayWorker
-from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 
 backend = and_ray(BACKENDS)
-remote_backend = and_ray(PROCESS_BACKENDS, quick=False)
+remote_backend = and_ray([*PROCESS_BACKENDS, CommandVectorEnv], quick=False)
 
 ACTIONS = np.zeros(2, np.int64)
 pytestmark = pytest.mark.usefixtures("ctrl_c")
@@ -52,7 +53,7 @@ pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 def handle_of(backend: type) -> Any:
     """Return the class of the parent's side of a worker."""
-    return RayWorker if backend is RayVectorEnv else ProcessWorker
+    return {RayVectorEnv: RayWorker, CommandVectorEnv: CommandWorker}.get(backend, ProcessWorker)
 
 
 def usable(venv: Any) -> None:
@@ -81,7 +82,7 @@ def test_after_an_interrupt_in_the_engine_a_reset_makes_all_usable(backend: Any)
             usable(venv)
 
 
-MESSAGES = [(Channel, "post"), (Channel, "receive"), (Channel, "take"), (WorkerHandle, "pickle_own")]
+MESSAGES = [(Channel, "post"), (Channel, "receive"), (Channel, "take"), (WorkerPool, "encode_own")]
 CALLS_OF_ACTORS = [(CallChannel, "start"), (CallChannel, "post"), (CallChannel, "receive"), (CallChannel, "take")]
 
 

@@ -57,7 +57,7 @@ def learning(env: Any) -> tuple[str, ...]:
         type(part).__name__
         for part in parts(env)
         if (_has(part, "freeze") and getattr(part, "frozen", None) is False)
-        or getattr(part, "update_running_mean", None) is True
+        or (hasattr(type(part), "update_running_mean") and part.update_running_mean is True)
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,9 +91,9 @@ def died_failure(env_id: int, op: str, error: BaseException, began: bool = True)
     return Failure(env_id, op, type(error).__name__, str(error), "", error=error, began=began)
 
 
-def read_value(blob: bytes, env_id: int, op: str) -> Any:
+def read_value(blob: Any, env_id: int, op: str, unpack: Callable[[Any], Any] = pickle.loads) -> Any:
     try:
-        return pickle.loads(blob)
+        return unpack(blob)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -35,12 +35,14 @@ WARNING = 4
 CLOSED = 5  # the envs are closed; a list of problems
 SYNCED = 7  # answer to the SYNC with the same number
 INFO_SCHEMA = 6  # layout of the infos in rows that begin with the frame's number
+HELLO, ENDED = 8, 9  # of a worker command: versions; progress at its end, and the stack of an env that hangs
 # Parent to worker.
 SETUP = 16  # the layout of the arena
 ROUND = 17  # opcodes and actions (Subproc)
 PAYLOADS = 18  # actions and arguments outside the arena (Shmem)
 CALL = 19  # an operation besides step and reset
 CLOSE = 20
+START = 22  # env functions by name, for a worker command
 SYNC = 21  # asks for SYNCED; number: count of interrupts; payload: count of frames posted to the worker
 
 

@@ -12,7 +12,7 @@ from collections import ChainMap
 from collections.abc import Callable, Sequence
 from multiprocessing import context, reduction
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium
@@ -57,6 +57,22 @@ def loads_by_value(blob: bytes | memoryview, large: Sequence[Any] = ()) -> Any:
             f"{error}: the object is defined in the main script, which other processes do not run; move it to "
             'a module that the script imports, or pass context="fork", so that workers inherit the object'
         ) from error
+
+
+class Code(NamedTuple):
+    """Functions that encode the values of messages between parent and workers.
+
+    A message has parts, for example a result per env. `pack` encodes a part by itself, so that an error of the encoding
+    fails only the part's env.
+    """
+
+    dumps: Callable[[Any], bytes]
+    loads: Callable[[Any], Any]
+    pack: Callable[[Any], Any]
+    unpack: Callable[[Any], Any]
+
+
+PICKLED = Code(pickle.dumps, pickle.loads, dumps, pickle.loads)
 
 
 def _reduce_cached_function(function: Any) -> Any:

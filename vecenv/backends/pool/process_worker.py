@@ -35,14 +35,15 @@ CUT_OFF = (
     "called os.exec?)"
 )
 
-_launched: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
+LAUNCHED: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
+"""Workers whose channels a forked child closes."""
 
 
 def _close_inherited() -> None:
     """Close a forked child's copies of the channels, which would keep workers running without the parent."""
-    for worker in list(_launched):
+    for worker in list(LAUNCHED):
         worker.close_ends()
-    _launched.clear()
+    LAUNCHED.clear()
 
 
 os.register_at_fork(after_in_child=_close_inherited)
@@ -64,7 +65,7 @@ class ProcessWorker(WorkerHandle):
         ours, theirs = socket.socketpair()
         enlarge_buffers(ours, theirs)
         self.channel = Channel(ours)
-        _launched.add(self)
+        LAUNCHED.add(self)
         pool.complete(args)
         args.socket = theirs
         self._is_child, self.cut_off = args.method != "forkserver", False

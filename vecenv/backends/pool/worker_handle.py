@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -126,10 +125,6 @@ class WorkerHandle(Watched):
 
     def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
         return {i - self.start: by_id[i] for i in self.ids if i in by_id}
-
-    def pickle_own(self, by_id: Mapping[int, Any]) -> bytes:
-        mine = self.own(by_id)
-        return pickle.dumps(mine) if mine else b""
 
     def death(self, env_id: int) -> VectorEnvError:
         if self.reason is not None:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +26,7 @@ from vecenv.backends.host.failure import Failure, read_value
 from vecenv.backends.host.own_process import hint_at_own_process
 from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.messages import Frame
-from vecenv.backends.ipc.serialization import Descriptor
+from vecenv.backends.ipc.serialization import PICKLED, Descriptor
 from vecenv.backends.ipc.waiting import fence, wakeup_fds
 from vecenv.backends.memory.shared_memory import DOING, FRAMES, NOTHING, Control, anonymous_file
 from vecenv.backends.memory.shared_state import pickled_by_name
@@ -71,6 +70,7 @@ class WorkerPool(ABC):
     """Workers of a vector env. `start_timeout`: seconds for all constructors together."""
 
     worker_type: type[WorkerHandle]
+    code = PICKLED
     forked = False
 
     def __init__(self, start_timeout: float) -> None:
@@ -217,6 +217,11 @@ class WorkerPool(ABC):
             fence()
             worker.wakeup.wake()
 
+    def encode_own(self, worker: WorkerHandle, by_id: Mapping[int, Any]) -> bytes:
+        """Encode the values of the worker's envs, by index. Return empty bytes if there are none."""
+        mine = worker.own(by_id)
+        return self.code.dumps(mine) if mine else b""
+
     def events(self, deadline: float | None) -> Sequence[tuple[int, int]]:
         """Poll until an event or `deadline` (time.monotonic; `None`: do not wait)."""
         # poll() rejects very long timeouts, so wait shorter. The caller polls in a loop.
@@ -254,12 +259,12 @@ class WorkerPool(ABC):
         worker.channel.receive()
         while (frame := worker.channel.take()) is not None:
             if frame.kind == messages.READY:
-                blobs = enumerate(pickle.loads(frame.payload), worker.start)
-                reports = [read_value(blob, i, "__init__") for i, blob in blobs]
+                blobs = enumerate(self.code.loads(frame.payload), worker.start)
+                reports = [read_value(blob, i, "__init__", self.code.unpack) for i, blob in blobs]
                 worker.ready = next((report for report in reports if isinstance(report, Failure)), reports)
                 worker.served = worker.served or not isinstance(worker.ready, Failure)
             elif frame.kind == messages.CLOSED:
-                worker.problems = pickle.loads(frame.payload)
+                worker.problems = self.code.loads(frame.payload)
             elif self._owner is not None:
                 self._owner.on_frame(worker, frame)
 

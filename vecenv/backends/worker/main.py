@@ -10,7 +10,6 @@ import atexit
 import faulthandler
 import gc
 import os
-import pickle
 import select
 import signal
 import threading
@@ -23,7 +22,7 @@ from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.messages import Channel, WorkerChannel
-from vecenv.backends.ipc.serialization import dumps
+from vecenv.backends.ipc.serialization import Code
 from vecenv.backends.memory.shared_memory import PROGRESS, Control
 from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_setup import WorkerArgs, leave_forkserver, set_files_of_starters
@@ -40,23 +39,32 @@ def main(args: WorkerArgs) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone, so `_watch_parent` kills this process
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        os.killpg(0, signal.SIGTERM)
-        # At exit, Python waits for threads and pools that envs have started. The alarm limits this wait.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-        signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS)
+        end_group()
+
+
+def end_group() -> None:
+    """Ask the processes that envs have started to end, and limit the time until this process ends."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    # At exit, Python waits for threads and pools that envs have started. The alarm limits this wait.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS)
 
 
 def live(args: WorkerArgs, channel: Channel) -> None:
-    line = Control(args.num_workers, args.control.fd).line(args.index)
+    serve(args, channel, Control(args.num_workers, args.control.fd).line(args.index))
+
+
+def serve(args: WorkerArgs, channel: Any, line: Any) -> None:
+    """Make the envs and serve them over `channel` until they are closed. `line`: numbers about progress."""
     host, server = construct(args, args.server, channel, line)
     if server is None:
         host.close()  # after the report of the failed constructor, because `close` may hang
         return
     frame = channel.read()
     if frame.kind == messages.SETUP:
-        server.bind(pickle.loads(frame.payload))
+        server.bind(server.code.loads(frame.payload))
         server.serve(channel)
     else:
         server.handle(frame)
@@ -73,22 +81,22 @@ def construct(
     args.setup.finish()
     gc.collect()  # before the first step, which may have a time limit
     gc.freeze()
-    channel.write(messages.READY, 0, pickle.dumps(_pickled_reports(reports, args.first_id)))
+    channel.write(messages.READY, 0, server.code.dumps(_packed_reports(reports, args.first_id, server.code)))
     return host, None if isinstance(reports, Failure) else server(args, host, channel, line)
 
 
-def _pickled_reports(reports: list[EnvReport] | Failure, first_id: int) -> list[bytes]:
+def _packed_reports(reports: list[EnvReport] | Failure, first_id: int, code: Code) -> list[Any]:
     if isinstance(reports, Failure):
-        return [dumps(reports)]
+        return [code.pack(reports)]
     blobs = []
     for j, report in enumerate(reports):
         try:
-            blobs.append(dumps(report))
+            blobs.append(code.pack(report))
         except BaseException as error:
             reason = TypeError(
                 f"the report of env {first_id + j} (spaces, metadata, spec) cannot be sent: {describe(error)}"
             )
-            blobs.append(dumps(capture(reason, first_id + j, "__init__", local=False)))
+            blobs.append(code.pack(capture(reason, first_id + j, "__init__", local=False)))
     return blobs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import resource
 import time
 from abc import ABC, abstractmethod
@@ -14,7 +13,7 @@ from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.host.row_writer import IN_INFO_ROW, RESET_IN_ARENA, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.messages import Channel, Frame, WorkerChannel
-from vecenv.backends.ipc.serialization import dumps, loads_by_value
+from vecenv.backends.ipc.serialization import PICKLED, loads_by_value
 from vecenv.backends.memory.infos import InfoWriter
 from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, SENDING
 from vecenv.backends.worker.worker_setup import WorkerArgs
@@ -123,6 +122,7 @@ class BlockRounds:
 
 
 class RoundServer(BlockRounds, ABC):
+    code = PICKLED._replace(unpack=loads_by_value)
     infos: InfoWriter
 
     def __init__(self, args: WorkerArgs, host: EnvHost, channel: WorkerChannel, line: Any) -> None:
@@ -139,25 +139,25 @@ class RoundServer(BlockRounds, ABC):
         """Serve until a CLOSE frame has been handled."""
 
     def _send_warning(self, text: str) -> None:
-        self.channel.write(messages.WARNING, 0, pickle.dumps(text))
+        self.channel.write(messages.WARNING, 0, self.code.dumps(text))
 
     def handle(self, frame: Frame) -> bool:
         """Handle a frame that is not a round. Return True if it was CLOSE."""
         if frame.kind == messages.CALL:
             self.line[DOING] = A_CALL
-            reply = self._call(*pickle.loads(frame.payload))
+            reply = self._call(*self.code.loads(frame.payload))
             self.line[DOING] = NOTHING
             self.channel.write(messages.REPLY, frame.number, reply)
         elif frame.kind == messages.SYNC:
             self.infos.sent = 0  # resend all schemas, because the parent may have lost some
             self.channel.write(messages.SYNCED, frame.number)
         elif frame.kind == messages.CLOSE:
-            self.channel.write(messages.CLOSED, 0, pickle.dumps(self.host.close()))
+            self.channel.write(messages.CLOSED, 0, self.code.dumps(self.host.close()))
             return True
         return False
 
-    def pickled_extras(self, extras: dict[int, Extra]) -> bytes:
-        """Return a pickled list of (env index, pickled `Extra`), or empty bytes.
+    def encoded_extras(self, extras: dict[int, Extra]) -> bytes:
+        """Return an encoded list of (env index, packed `Extra`), or empty bytes.
 
         If an extra is only an info that fits an info row, write the info there instead. Send new schemas before the
         caller announces the rows. Pickle each extra separately, so that a pickling error fails one env only.
@@ -172,15 +172,15 @@ class RoundServer(BlockRounds, ABC):
             self.line[DOING] = SENDING
             self.host.mark(j)
             try:
-                blobs.append((j, dumps(extra.to_tuples())))
+                blobs.append((j, self.code.pack(extra.to_tuples())))
             except BaseException as error:
                 extras[j] = Extra(failure=self._not_sent(j, error))
-                blobs.append((j, dumps(extras[j].to_tuples())))
+                blobs.append((j, self.code.pack(extras[j].to_tuples())))
         while infos.sent < len(infos.schemas):
             schema = infos.schemas[infos.sent]
-            self.channel.write(messages.INFO_SCHEMA, infos.sent, pickle.dumps((schema.keys, schema.kinds)))
+            self.channel.write(messages.INFO_SCHEMA, infos.sent, self.code.dumps((schema.keys, schema.kinds)))
             infos.sent += 1
-        return pickle.dumps(blobs) if blobs else b""
+        return self.code.dumps(blobs) if blobs else b""
 
     def _not_sent(self, j: int, error: BaseException) -> Failure:
         env_id = self.first_id + j
@@ -188,23 +188,23 @@ class RoundServer(BlockRounds, ABC):
         reason.__cause__ = error
         return capture(reason, env_id, "step", local=False)
 
-    def _call(self, op: str, blobs: dict[int, bytes]) -> bytes:
-        results: dict[int, bytes] = {}
+    def _call(self, op: str, blobs: dict[int, Any]) -> bytes:
+        results: dict[int, Any] = {}
         for j, blob in blobs.items():
             self.host.mark(j)
             try:
-                results[j] = dumps(self.host.call(j, op, loads_by_value(blob)))
+                results[j] = self.code.pack(self.host.call(j, op, self.code.unpack(blob)))
             except BaseException as error:
                 env_id = self.first_id + j
                 text = f"{op} on env {env_id}: an argument or the result cannot be sent: {describe(error)}"
                 if op == "get_env_attr":
                     text += '; if this is a method, call it: call("name"), or env_method("name") of SB3'
-                results[j] = dumps(capture(TypeError(text), env_id, op, local=False))
-        return pickle.dumps(results)
+                results[j] = self.code.pack(capture(TypeError(text), env_id, op, local=False))
+        return self.code.dumps(results)
 
-    def load_payload(self, j: int, op: int, blob: bytes) -> Any:
+    def load_payload(self, j: int, op: int, blob: Any) -> Any:
         try:
-            return loads_by_value(blob)
+            return self.code.unpack(blob)
         except BaseException as error:
             env_id, name, what = self.first_id + j, "reset", "arguments"
             if op & opcodes.PLAIN == opcodes.STEP_OBJECT:

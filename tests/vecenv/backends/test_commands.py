@@ -1,0 +1,387 @@
+"""Workers that a command starts: `python -m vecenv.worker`, worker_numpy.py, and programs that send nonsense."""
+
+import subprocess
+from functools import partial
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tests.support.backends import FULL, one_of
+from tests.support.command_envs import Elsewhere
+from tests.support.commands import COMMAND
+from tests.support.paths import ROOT
+from vecenv import EnvStepError, RemoteObject, SubprocVectorEnv, WorkerDiedError, WorkerTimeoutError
+from vecenv.backends.worker.plain_code import PLAIN
+from vecenv.worker_numpy import MAGIC
+
+ENV = "tests.support.command_envs:Elsewhere"
+OLD = "tests.support.command_envs:OldStep"
+NUMPY_COMMAND = [*COMMAND[:3], str(ROOT / "vecenv/worker_numpy.py")]
+both = pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(COMMAND, id="vecenv.worker"),
+        pytest.param(NUMPY_COMMAND, id="worker_numpy.py", marks=FULL),
+    ],
+)
+"""Both workers. The quick tier runs the first, except for old interfaces."""
+
+
+def elsewhere(what="", n=2, *, command=COMMAND, **options):
+    """Return a vector env of which env 0 does `what` in its second step."""
+    fns = [(ENV, {"id": i, "what": "" if i else what}) for i in range(n)]
+    return SubprocVectorEnv(fns, worker_command=command, **options)
+
+
+def program(text):
+    """Return a command that runs a program with the parts of a worker at hand."""
+    lines = "import os, struct, sys, time; import numpy as np; from vecenv.worker_numpy import *\n"
+    return [*COMMAND[:3], "-c", lines + text]
+
+
+# What crosses.
+
+
+@both
+def test_steps_and_resets_as_in_this_process(command):
+    with elsewhere(n=3, num_workers=2, command=command) as venv:
+        obs, info = venv.reset(seed=5)
+        assert obs[:, 2] == pytest.approx([np.random.default_rng(5 + i).random() for i in range(3)])
+        obs, rew, terminated, _, info = venv.step([1, 2], [2, 0])
+        assert (obs.tolist(), rew.tolist()) == ([[2, 1, 1], [0, 1, 2]], [1, 1])
+        for _ in range(3):
+            obs, rew, terminated, _, info = venv.step([0, 0, 0], autoreset=[7, -1, -1])
+        assert terminated.tolist() == [True, False, True]
+        assert info[0]["final_obs"].tolist() == [0, 4, 0]
+        assert obs[:, 1].tolist() == [0, 3, 0]
+        assert obs[0, 2] == pytest.approx(np.random.default_rng(7).random())
+        assert min(venv.stats()["worker_busy_s"]) > 0
+
+
+@both
+@pytest.mark.parametrize("options", [{"wait_num": 1}, {"timeout": 5.0}], ids=str)
+def test_async_rounds(command, options):
+    with elsewhere(n=3, command=command, **options) as venv:
+        venv.reset()
+        venv.send([0, 1, 2])
+        seen = set()
+        while len(seen) < 3:
+            obs, *_, info = venv.recv()
+            assert obs[:, 1].tolist() == [1] * len(info)
+            seen.update(row["env_id"] for row in info)
+
+
+@both
+def test_values_cross_in_a_closed_set(command):
+    with elsewhere("tells", command=command) as venv:
+        venv.reset()
+        venv.step([0, 0])
+        info = venv.step([0, 0])[4][0]
+    assert info["numbers"] == [1, 2.5, True, None, float("inf"), 2**70, 0.5, 3]
+    assert [type(each) for each in info["numbers"][-2:]] == [np.float32, np.int8]
+    assert (info["text"], info["bytes"], info["nested"]) == ("é\ud800", b"\0\xff", ({"$a": (1, [2])},))
+    assert (info["array"].dtype, info["array"].tolist()) == (np.dtype(">i2"), [[0, 1, 2], [3, 4, 5]])
+    assert info["texts"].tolist() == ["a", "bc"]
+    assert info["by number"][2].tolist() == [0, 1, 2]
+    assert info["a set"] == RemoteObject("builtins.set", "{1}")
+    assert info["an error"] == RemoteObject("builtins.KeyError", "'x'")
+
+
+@both
+def test_calls_and_attributes(command):
+    with elsewhere(command=command) as venv:
+        assert venv.get_env_attr("id") == [0, 1]
+        venv.set_env_attr("id", 7, [1])
+        assert venv.call("method", 1, b=np.arange(2), id=[0])[0][0] == (1,)
+        assert venv.reset()[0][:, 0].tolist() == [0, 7]
+        with pytest.raises(AttributeError, match="has no attribute 'wings'"):
+            venv.get_env_attr("wings")
+        with pytest.raises(TypeError, match=r"env 0 cannot be sent to its worker: a builtins\.object cannot cross"):
+            venv.call("method", object())
+        with pytest.raises(TypeError, match="cannot be sent"):
+            venv.reset(options={"function": print})
+        venv.step([0, 0])
+
+
+SPACES = [
+    spaces.Box(np.array([-np.inf, 0]), np.array([1, np.inf]), dtype=np.float64),
+    spaces.Box(0, 255, (2, 3), np.uint8),
+    spaces.Discrete(4, start=-1),
+    spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    spaces.MultiBinary([2, 3]),
+    spaces.Text(5, charset="abé"),
+    spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Tuple([spaces.Box(0, 1), spaces.Text(3)])}),
+    spaces.Sequence(spaces.Box(0, 1, (2,)), stack=True),
+    spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
+    spaces.OneOf([spaces.Discrete(2), spaces.Box(0, 1)]),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: type(space).__name__)
+def test_each_space_crosses(space):
+    found = PLAIN.loads(PLAIN.dumps(space))
+    assert found == space
+    assert found.dtype == space.dtype
+    assert found.contains(space.sample())
+
+
+# Errors.
+
+
+@both
+def test_an_error_of_an_env(command):
+    with elsewhere("raises", command=command) as venv:
+        venv.reset()
+        venv.step([0, 0])
+        with pytest.raises(ValueError, match=r"a wrong %d \{value\}") as caught:
+            venv.step([0, 0])
+        assert caught.value.partial.env_id.tolist() == [1]
+        assert "do_raises" in str(caught.value.__cause__)
+        venv.reset([0])
+        venv.step([0, 0])
+
+
+@both
+def test_an_error_of_another_module_is_its_name_text_and_traceback(command):
+    with elsewhere("raises_own", command=command) as venv:
+        venv.reset()
+        venv.step([0, 0])
+        with pytest.raises(EnvStepError, match=r"env 0 failed in step\(\): Own: of a module that the caller") as caught:
+            venv.step([0, 0])
+        assert "do_raises_own" in str(caught.value.__cause__)
+
+
+@both
+def test_a_constructor_that_fails(command):
+    with pytest.raises((ImportError, ModuleNotFoundError), match="no_such_module"):
+        SubprocVectorEnv(["no_such_module:make"], worker_command=command)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'color'"):
+        SubprocVectorEnv([(ENV, {"color": 3})], worker_command=command)
+
+
+@both
+def test_a_worker_that_ends_names_its_command_and_its_last_lines(command, capfd):
+    with elsewhere("dies", num_workers=2, command=command) as venv:
+        venv.reset()
+        venv.step([0, 0])
+        with pytest.raises(WorkerDiedError, match=r"(?s)exited with code 3.*while running env 0.*last words") as caught:
+            venv.step([0, 0])
+        assert command[-1] in str(caught.value)
+        assert caught.value.partial.env_id.tolist() == [1]
+        venv.reset([0])
+        assert venv.step([0, 0])[0][:, 1].tolist() == [1, 3]
+
+
+@both
+def test_restart_runs_the_command_again(command):
+    with elsewhere("dies", num_workers=2, on_error="restart", command=command) as venv:
+        venv.reset()
+        venv.step([0, 0])
+        _, _, _, truncated, info = venv.step([0, 0])
+        assert truncated.tolist() == [True, False]
+        assert info[0]["restarted"] is True
+        assert venv.step([0, 0], reset=[0])[0][:, 1].tolist() == [0, 3]
+
+
+@both
+def test_a_hung_env_is_ended_with_its_stack(command):
+    with elsewhere("hangs", num_workers=1, step_timeout=0.4, command=command) as venv:
+        venv.reset()
+        venv.step([0, 0])
+        with pytest.raises(WorkerTimeoutError, match=r"(?s)env 0 has been busy for more than step_timeout.*do_hangs"):
+            venv.step([0, 0])
+        venv.reset()
+
+
+@both
+def test_prints_of_envs_go_to_stderr(command, capfd):
+    with elsewhere("prints", command=command) as venv:
+        venv.reset()
+        for _ in range(3):
+            venv.step([0, 0])
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert [line for line in sorted(err.splitlines()) if line.startswith("printed")] == [
+        "printed by C",
+        "printed by Python",
+        "printed by a program",
+    ]
+
+
+def test_a_text_before_the_handshake_is_skipped():
+    with elsewhere(command=["sh", "-c", 'echo "Welcome to gpu-7"; exec "$@"', "sh", *COMMAND]) as venv:
+        venv.reset()
+
+
+# Programs that are no workers.
+
+BEGINS = """
+stream = Stream()
+os.write(stream.output, MAGIC)
+def hello(**more): stream.write(HELLO, 0, encode({"protocol": PROTOCOL, "worker": "mine", **more}))
+"""
+AT_START = {
+    "nothing": ("sys.exit(4)", "exited with code 4 without a handshake"),
+    "a text": ("print('Permission denied'); sys.exit(1)", r"without a handshake.*'Permission denied\\n'"),
+    "endless text": ("while True: os.write(1, b'yes ' * 1000)", "without the magic bytes: yes yes"),
+    "a wrong handshake": ("os.write(1, MAGIC + b'x' * 64)", "a wrong handshake"),
+    "another protocol": ("hello(protocol=9)", "protocol 9 of mine, expected 1"),
+    "a huge frame": ("hello(); os.write(stream.output, HEADER.pack(1 << 40, 1, 0))", "a frame of kind 1 and"),
+    "an unknown kind": ("hello(); stream.write(99, 0)", "a frame of kind 99"),
+    "no reports": ("hello(); stream.write(READY, 0, encode([]))", "reported 0 envs, expected 1"),
+    "a pickle": ("hello(); stream.write(READY, 0, b'\\x80\\x05N.')", "not a frame of this protocol"),
+}
+
+
+@pytest.mark.parametrize("case", one_of(list(AT_START)))
+def test_a_program_that_is_no_worker(case):
+    text, message = AT_START[case]
+    begins = BEGINS if "hello" in text else ""
+    with pytest.raises((WorkerDiedError, ValueError), match=f"(?s){message}"):
+        elsewhere(n=1, command=program(f"{begins}{text}\ntime.sleep(60)"), start_timeout=30)
+
+
+def test_a_program_that_says_nothing():
+    with pytest.raises(WorkerTimeoutError, match="has sent no handshake"):
+        elsewhere(n=1, command=["sleep", "60"], start_timeout=0.5)
+    with pytest.raises(WorkerDiedError, match="cannot be started"):
+        elsewhere(n=1, command=["/no/such/program"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"$array":["<f8",[4,1099511627776,1000],0]}]',
+        '[{"$array":["<f8",[-1],0]}]',
+        '[{"$array":["O",[1],0]}]',
+        '[{"$scalar":["<U1000000000000",0]}]',
+        '[{"$space":["MultiBinary",{"shape":[1099511627776],"dtype":"|i1"}]}]',
+        '[{"$failure":{}}]',
+        '[{"$unknown":1}]',
+        "[" * 100_000,
+        '{"$tuple": 3}',
+        "nonsense",
+    ],
+)
+def test_a_value_that_is_no_value_is_refused_before_memory_is_reserved(text):
+    payload = len(text).to_bytes(4, "little") + text.encode() + bytes(8)
+    with pytest.raises((ValueError, TypeError, KeyError, RecursionError, IndexError)):
+        PLAIN.loads(payload)
+
+
+NO_ROW = "bytes(12 + 8 + 2)"
+IN_A_ROUND = {
+    "a short row": ("ANSWERS, 0, b'\\x80' + bytes(5)", "an answer of 6 bytes, expected 23"),
+    "a wrong status": (f"ANSWERS, 0, b'\\x07' + {NO_ROW}", "the status 7 for the operation 2"),
+    "a last observation": (f"ANSWERS, 0, b'\\x82' + {NO_ROW} + bytes(12)", "the status 130 for the operation 2"),
+    "a flag of 7": ("ANSWERS, 0, b'\\x80' + bytes(12 + 8) + b'\\7\\0'", "neither 0 nor 1"),
+    "no extras": (f"ANSWERS, 0, b'\\x81' + {NO_ROW}", "without the values that its status announces"),
+    "extras of no env": (f"ANSWERS, 0, b'\\x81' + {NO_ROW} + encode([[9, [None] * 5]])", "without the values"),
+    "wrong extras": (f"ANSWERS, 0, b'\\x81' + {NO_ROW} + encode([[0, [3] + [None] * 4]])", "of the wrong types"),
+    "text as extras": (f"ANSWERS, 0, b'\\x81' + {NO_ROW} + b'garbage'", "not a frame of this protocol"),
+    "an unknown info": (f"ANSWERS, 0, b'\\x84' + {NO_ROW} + b'\\1\\0\\5'", "the layout 5, which was not sent"),
+    "a second READY": ("READY, 0, b''", "a frame of kind 1"),
+    "text": ("0x20656874, 0", "not a frame"),
+}
+BAD = """
+stream = Stream()
+start = stream.greet("mine")
+if not start["envs"][0][1].pop("bad", False):
+    Server(stream, start_guard(stream, None), start).serve()
+    sys.exit()
+space = lambda kind, **fields: Tagged("$space", [kind, fields])
+box = space("Box", low=np.full(3, -1, "f4"), high=np.full(3, 100, "f4"), dtype="<f4", shape=[3])
+report = Tagged("$report", {"observation_space": box, "action_space": space("Discrete", n=3, start=0, dtype="<i8")})
+stream.write(READY, 0, encode([report]))
+stream.read_frame(), stream.read_frame()
+try: stream.write(%s)
+except struct.error: os.write(stream.output, b"Segmentation fault in the simulator")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("case", one_of(list(IN_A_ROUND)))
+def test_wrong_frames_fail_their_envs_only(case):
+    text, message = IN_A_ROUND[case]
+    fns = [(ENV, {"id": 0}), (ENV, {"id": 1, "bad": True})]
+    with SubprocVectorEnv(fns, worker_command=program(BAD % text), num_workers=2) as venv:
+        with pytest.raises(WorkerDiedError, match=f"(?s){message}") as caught:
+            venv.reset()
+        assert caught.value.env_ids == (1,)
+        assert caught.value.partial.obs.tolist() == [[0, 0, 0]]
+        assert venv.alive() == [True, False]
+        assert venv.step([1], [0])[0].tolist() == [[0, 1, 1]]
+
+
+def test_another_version_of_vecenv_is_named():
+    worker = program('stream = Stream(); start = stream.greet("vecenv 0.0.9")\nServer(stream, [0] * 8, start).serve()')
+    with pytest.warns(RuntimeWarning, match=r"have vecenv 0\.0\.9, this program has vecenv \d"):
+        elsewhere(n=1, command=worker).close()
+
+
+def test_the_worker_says_what_it_is_and_ends_without_a_parent():
+    shown = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True)
+    assert (shown.returncode, shown.stdout) == (0, "")
+    assert "a worker for envs that run in another interpreter" in shown.stderr
+    for command in (COMMAND, NUMPY_COMMAND):
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        assert ended.stdout.startswith(MAGIC)
+
+
+# Names of env functions, and arguments.
+
+
+@pytest.mark.parametrize("env_fn", [lambda: None, print, 3, ("a", 3), partial(print, 1)])
+def test_functions_are_refused_with_what_to_write(env_fn):
+    with pytest.raises(TypeError, match=r"gets env functions by name.*module:function.*a gymnasium id"):
+        SubprocVectorEnv([env_fn], worker_command=COMMAND)
+
+
+def test_the_name_of_a_function_is_suggested():
+    with pytest.raises(TypeError, match=r'Write "tests\.support\.command_envs:Elsewhere"'):
+        SubprocVectorEnv([Elsewhere], worker_command=COMMAND)
+
+
+@pytest.mark.parametrize("command", ["ssh host", [], [1], 3])
+def test_wrong_commands_are_refused(command):
+    with pytest.raises(TypeError, match="worker_command must be a list"):
+        SubprocVectorEnv([ENV], worker_command=command)
+
+
+@pytest.mark.parametrize("option", [{"context": "fork"}, {"share_memory": True}, {"affinity": True}], ids=str)
+def test_options_of_processes_are_refused(option):
+    with pytest.raises(TypeError, match="worker processes of this program"):
+        SubprocVectorEnv([ENV], worker_command=COMMAND, **option)
+
+
+def test_gymnasium_ids():
+    with SubprocVectorEnv(["CartPole-v1", ("CartPole-v1", {"max_episode_steps": 7})], worker_command=COMMAND) as venv:
+        assert [spec.max_episode_steps for spec in venv.get_env_attr("spec")] == [500, 7]
+
+
+# Old interfaces. `OldStep` returns what gym-minigrid 1.0.3 and lbforaging 1.1.1 return on gym 0.21.
+
+
+@both
+@pytest.mark.parametrize("agents", [0, 2])
+def test_envs_of_old_gym_are_adapted(command, agents):
+    with SubprocVectorEnv([(OLD, {"agents": agents})] * 2, worker_command=command) as venv:
+        assert venv.observation_space[0] == spaces.Dict({"image": spaces.Box(0, 255, (2, 2), np.uint8)})
+        obs, info = venv.reset(seed=3)
+        assert obs["image"].shape == (2, 2, 2)
+        assert agents or (info[0]["mission"], info[0]["direction"]) == ("get to the goal", 0)
+        assert venv.get_env_attr("seeds") == [[3], [4]]
+        for _ in range(3):
+            obs, rew, terminated, truncated, info = venv.step([1, 1])
+        assert rew.tolist() == ([[0.5] * 2] * 2 if agents else [0.5, 0.5])
+        assert (terminated.tolist(), truncated.tolist()) == ([False] * 2, [True] * 2)
+        assert venv.call("render", mode="rgb_array")[0].shape == (2, 2, 3)
+
+
+@both
+def test_an_env_of_old_gym_without_seeds_says_so(command, capfd):
+    with SubprocVectorEnv([(OLD, {"seeded": False})], worker_command=command) as venv:
+        venv.reset(seed=3)
+    assert "takes no seed in reset() or seed()" in capfd.readouterr().err

@@ -1,0 +1,88 @@
+"""No process of a worker command stays when the program ends or closes the envs, wherever the command runs."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import COMMAND
+from tests.support.paths import ROOT
+from tests.support.places import PLACES, place
+
+PATIENCE = 10.0
+PROGRAM = """
+import json, os, sys, time
+from vecenv import SubprocVectorEnv
+command, what, folder = json.loads(sys.argv[1])
+fns = [("tests.support.command_envs:Elsewhere", {"what": what, "path": f"{folder}/{i}"}) for i in range(2)]
+venv = SubprocVectorEnv(fns, num_workers=2, worker_command=command, wait_num=1)
+venv.reset()
+for _ in range(2):
+    venv.send([0, 0])
+    if what == "starts" or not _:
+        while venv.waiting_id:
+            venv.recv()
+while what == "hangs" and len(os.listdir(folder)) < 2:
+    time.sleep(0.01)
+print("ready", flush=True)
+sys.stdin.readline()
+venv.close()
+print("closed", flush=True)
+"""
+
+
+@pytest.fixture(
+    scope="module", params=[PLACES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in PLACES[1:])]
+)
+def before(request, tmp_path_factory):
+    """Return the words that run a command in a place."""
+    with place(request.param, tmp_path_factory.mktemp("place")) as words:
+        yield words
+
+
+def processes_with(token):
+    """Return the pids and commands of processes that have `token` in their environment."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if token in Path(f"/proc/{pid}/environ").read_text(errors="replace"):
+                found.append((pid, Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("what", ["starts", "hangs"])
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "close", "SIGKILL of the command"])
+def test_no_process_is_left(before, end, what, tmp_path):
+    token = f"VECENV_TEST={secrets.token_hex(8)}"
+    command = [*before, "env", token, *COMMAND[1:]]
+    arguments = json.dumps([command, what, str(tmp_path)])
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, arguments], text=True, env=environ, **pipes) as program:
+        assert program.stdout.readline() == "ready\n"
+        assert len(processes_with(token)) >= 6  # per worker: worker, guard, child of the env
+        begin = time.monotonic()
+        if end == "close":
+            program.stdin.write("\n")
+            program.stdin.flush()
+            assert program.stdout.readline() == "closed\n"
+        elif end == "SIGKILL of the command":
+            children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+            for pid in children:
+                if token in Path(f"/proc/{pid}/cmdline").read_text() or not before:
+                    os.kill(int(pid), signal.SIGKILL)
+        else:
+            program.send_signal(getattr(signal, end))
+            program.wait()
+        while (left := processes_with(token)) and time.monotonic() < begin + PATIENCE:
+            time.sleep(0.01)
+        assert left == []
+        program.kill()
