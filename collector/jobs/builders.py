@@ -137,6 +137,8 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
         options |= {"on_error": "restart", "max_restarts": MAX_RESTARTS}
     if job.step_timeout is not None:
         options["step_timeout"] = job.step_timeout
+    if job.recycle_after is not None:
+        options["recycle_after"] = job.recycle_after
     make = partial(VECTOR_ENVS[job.backend], env_fns, **options)
     try:
         if job.num_workers is not None or job.backend not in ("shmem", "subproc", "ray"):  # "auto" retries by itself

@@ -12,12 +12,13 @@ except ImportError as error:
     raise ImportError("collection jobs need msgspec: pip install 'vecenv[job]'") from error
 
 from collector.batch.step_extras import check_info_keys
+from vecenv.arguments import as_recycle_after
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 BUILT_IN_POLICIES = ("random", "mlp")
 DEFAULT_MODULES = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
 CHANGEABLE_SETTINGS = frozenset(
-    {"backend", "num_workers", "step_timeout", "on_error", "retries", "max_failed"}
+    {"backend", "num_workers", "step_timeout", "recycle_after", "on_error", "retries", "max_failed"}
     | {"shard_bytes", "shard_seconds", "compress", "ray"}
 )
 """Settings that do not change episodes, so a resumed job may change them."""
@@ -95,8 +96,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         num_envs: Number of parallel envs.
         backend: Where the envs run: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in
             worker processes), "ray" (in actors). "auto" measures an additional env, and uses "shmem" with the fastest
-            number of workers. If `on_error` is "raise", and `num_workers` and `step_timeout` are not set, "auto" may
-            use "dummy" or "thread" instead.
+            number of workers. If `on_error` is "raise", and `num_workers`, `step_timeout` and `recycle_after` are not
+            set, "auto" may use "dummy" or "thread" instead.
         num_workers: Worker processes, threads or actors; by default the backend decides.
         policy: "random": uniform random actions. "mlp": a small network with random weights or `checkpoint`'s weights.
             "my_module:policy": a function of a batch of observations, or a class that takes the observation space, the
@@ -109,6 +110,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         retries: Number of retries per episode. 0 means 1, because the failure of another env may interrupt an episode.
         max_failed: Maximum number of skipped episodes, earlier runs included. If more are skipped, the job fails.
         step_timeout: Seconds after which a hanging env counts as failed. Not for backend "dummy".
+        recycle_after: Replace a worker between episodes, because its envs leak memory: a number of episodes per env, or
+            the memory of a worker ("2 GiB"). Only for worker processes and actors.
         shard_bytes: Commit episodes (write them to a shard) when they have this many bytes.
         shard_seconds: Also commit when the oldest uncommitted episode is this old. A resumed job repeats only
             uncommitted episodes.
@@ -142,6 +145,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     retries: NonNegativeInt = 1
     max_failed: NonNegativeInt = 10
     step_timeout: Seconds | None = None
+    recycle_after: PositiveInt | str | None = None
     shard_bytes: PositiveInt = 64 * 2**20
     shard_seconds: Seconds = 30.0
     compress: bool = False
@@ -167,6 +171,15 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise JobError(
                 'step_timeout: the dummy backend cannot end an env that hangs; use backend = "shmem" or "subproc"'
             )
+        if self.recycle_after is not None and self.backend in ("dummy", "thread"):
+            raise JobError(
+                f"recycle_after: memory that an env leaks is only free after the end of its process, and the "
+                f'{self.backend} backend has no worker processes; use backend = "shmem" or "subproc"'
+            )
+        try:
+            as_recycle_after(self.recycle_after)
+        except (TypeError, ValueError) as error:
+            raise JobError(str(error)) from None
         if self.num_workers is not None and self.num_workers > self.num_envs:
             raise JobError(
                 f"num_workers: {self.num_workers} workers for {self.num_envs} envs; pass at most one per env"

@@ -122,6 +122,9 @@ class SubprocTransport(Transport):
         self._finals = [(array, array[0].nbytes) for array in arena.finals()]
         self._blocks = [self._block(slice(worker.start, worker.stop)) for worker in self._pool.workers]
 
+    def serves(self, worker: WorkerHandle) -> None:
+        self._blocks[worker.index] = self._block(slice(worker.start, worker.stop))
+
     def answer_bytes(self, worker: WorkerHandle) -> int:
         return self._blocks[worker.index].size
 
@@ -142,13 +145,18 @@ class SubprocTransport(Transport):
         asked[... if ids is None else ids] = ops
         all_ops = asked.tobytes()
         for worker, block in zip(pool.workers, self._blocks, strict=True):
-            mine = all_ops[block.rows]
-            if ids is not None and not any(mine):
+            mine, is_whole = all_ops[block.rows], ids is None
+            if worker.shares_block:
+                mine, is_whole = (
+                    bytes(op if i in worker.hosted else 0 for i, op in zip(worker.ids, mine, strict=True)),
+                    False,
+                )
+            if not is_whole and not any(mine):
                 continue
             if worker.alive:
                 rest = worker.pickle_own(payloads) if payloads else b""
                 pool.post(worker, messages.ROUND, 0, mine, *block.actions, rest)
-            if ids is None:
+            if is_whole:
                 block.status[:] = mine
             else:
                 np.copyto(status[block.rows], asked[block.rows], where=asked[block.rows] > 0)

@@ -77,7 +77,7 @@ class Engine:
         self.mark = Mark() if mark is None else mark
         self.mark.owner, self.mark.closed = 0, None
         self.recovery = Recovery(backend, on_error, max_restarts, self.mark)
-        self._absorbs = self.recovery.absorbs
+        self._prepares = self.recovery.absorbs or backend.recycles
         layout = self._open(env_fns, num_workers, check_spaces, warns)
         self.num_workers, self.autoresets = backend.num_workers, backend.autoresets
         action_spaces = [report.action_space for report in self.reports]
@@ -279,8 +279,13 @@ class Engine:
             ops |= opcodes.AUTORESET
             if autoreset is not True or self._seeded or not self.autoresets:
                 self._set_reset_seeds(... if ids is None else ids, autoreset)
+            if self._prepares:
+                self.recovery.recycle()
+                ops = self.recovery.mark_moves(ids, ops)
         args: dict[int, dict[str, Any]] = NO_ARGUMENTS  # type: ignore[assignment]
         if resets is not None and chosen:
+            if self._prepares:
+                self.recovery.recycle()
             args = reset_arguments(chosen, kwargs)
             encoded = {**encoded, **args} if kwargs else {i: encoded[i] for i in encoded if i not in args}
             ops = np.where(resets, np.uint8(opcodes.RESET_KWARGS if kwargs else opcodes.RESET), np.uint8(ops))
@@ -297,8 +302,9 @@ class Engine:
             self.mark.take()
             if not is_list:
                 nest.put(self.arena.action, ... if ids is None else ids, action)
-        if args:
-            self._begin_resets(args)
+        if ops.__class__ is ARRAY:
+            if args:
+                self._begin_resets(args)
             plain = False
         self._start(ids, ops, encoded)
         return plain
@@ -323,6 +329,8 @@ class Engine:
 
     def _start_resets(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> None:
         self.status.check_idle(ids)
+        if self._prepares:
+            self.recovery.recycle()
         asked = self.all_ids if ids is None else ids.tolist()
         args = reset_arguments(asked, kwargs)
         op = opcodes.RESET_KWARGS if kwargs else opcodes.RESET
@@ -333,6 +341,7 @@ class Engine:
         self._start(ids, op, encoded)
 
     def _begin_resets(self, args: dict[int, dict[str, Any]]) -> None:
+        self.backend.move(list(args))
         self.recovery.restart_lost(args)
         self.recovery.discard_errors(args)
         self.recovery.resets.update(args)
@@ -343,9 +352,9 @@ class Engine:
         self.statistics.rounds += 1
         if ids is not None:
             self.statistics.left_out += self.env_num - len(ids)
-        if self._absorbs:
-            self.recovery.save_observations(ids, ops)
-            if self.recovery.errors:
+        if self._prepares:
+            ops = self.recovery.prepare(ids, ops)
+            if self.recovery.absorbs and self.recovery.errors:
                 ids, ops = self.recovery.answer_failed(np.arange(self.env_num) if ids is None else ids, ops)
                 encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
                 if not len(ids):

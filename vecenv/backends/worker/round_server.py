@@ -106,10 +106,12 @@ class BlockRounds:
         if not self._one_by_one:
             if places:
                 answer(places, self._measured(self.host.run, asked, action, payload))
-            return
-        for j in places:
-            extra = self._measured(self.host.run_one, j, asked[j], action, payload)
-            answer([j], {} if extra is None else {j: extra})
+        else:
+            for j in places:
+                extra = self._measured(self.host.run_one, j, asked[j], action, payload)
+                answer([j], {} if extra is None else {j: extra})
+        if self.host.spares is not None:
+            self.host.spares.prepare(asked, self.host.seeds)
 
     def _measured(self, run: Callable[..., Any], *args: Any) -> Any:
         self.line[DOING] = A_ROUND

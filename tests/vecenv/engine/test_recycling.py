@@ -1,0 +1,222 @@
+"""`recycle_after` replaces workers between episodes. The rows are those of envs in one process."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.backends import ON_RAY, full
+from tests.support.leaky import Leaky
+from tests.support.ledger import kill
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
+from vecenv.backends import recycling
+
+N = 5
+WITHIN = 60.0
+CLASSES = [ShmemVectorEnv, *full([SubprocVectorEnv]), ON_RAY]
+
+
+def by_autoreset(venv: Any, actions: Any, done: Any) -> Any:
+    return venv.step(actions, autoreset=True)
+
+
+def by_seeded_autoreset(venv: Any, actions: Any, done: Any) -> Any:
+    return venv.step(actions, autoreset=[int(each) * 7 for each in actions])
+
+
+def by_mask(venv: Any, actions: Any, done: Any) -> Any:
+    return venv.step(actions, reset=done)
+
+
+def by_reset(venv: Any, actions: Any, done: Any) -> Any:
+    obs, *others, info = venv.step(actions)
+    ends = others[1] | others[2]
+    firsts = venv.reset(ends) if ends.any() else ()
+    return obs, *others, info, *firsts
+
+
+def rows(venv: Any, advance: Callable[..., Any]) -> Iterator[Any]:
+    """Yield what each round returns, as comparable values."""
+    yield plain(venv.reset(seed=3))
+    done = np.zeros(N, bool)
+    rng = np.random.default_rng(0)
+    while True:
+        batch = advance(venv, rng.integers(0, 9, N), done)
+        done = batch[2] | batch[3]
+        yield plain(batch)
+
+
+def plain(value: Any) -> Any:
+    """Return a value with lists in place of arrays and tuples."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)) or (isinstance(value, np.ndarray) and value.dtype == object):
+        return [plain(each) for each in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def until(venv: Any, produced: Iterator[Any], recycled: int) -> list[Any]:
+    """Return the rows of all rounds until so many workers were replaced."""
+    found, limit = [], time.monotonic() + WITHIN
+    while venv.stats()["recycled"] < recycled:
+        assert time.monotonic() < limit, f"{venv.stats()} after {len(found)} rounds"
+        found.append(next(produced))
+    return found + [next(produced) for _ in range(30)]
+
+
+def undisturbed(advance: Callable[..., Any], rounds: int, env_fns: Any = (Leaky,) * N, **attributes: Any) -> list[Any]:
+    with DummyVectorEnv(env_fns) as venv:
+        for name, value in attributes.items():
+            venv.set_env_attr(name, value, [1])
+        produced = rows(venv, advance)
+        return [next(produced) for _ in range(rounds)]
+
+
+@pytest.mark.parametrize("advance", [by_autoreset, by_reset, *full([by_seeded_autoreset, by_mask])])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_episodes_are_those_of_envs_that_are_never_replaced(kind: Any, advance: Any) -> None:
+    with kind([Leaky] * N, num_workers=2, recycle_after=1) as venv:
+        first = set(venv.get_env_attr("pid"))
+        venv.set_env_attr("level", 5, [1])
+        got = until(venv, rows(venv, advance), 2)
+        assert not first.intersection(venv.get_env_attr("pid"))
+        assert venv.alive() == [True] * N
+        stats = venv.stats()
+        assert stats["recycled_because"] == {"episodes": stats["recycled"]}
+        assert stats["restarts"] == 0
+    assert got == undisturbed(advance, len(got), level=5)
+
+
+@pytest.mark.parametrize("kind", [*full([ShmemVectorEnv, SubprocVectorEnv]), ON_RAY])
+@pytest.mark.parametrize("num_workers", [2, N])
+def test_async_rounds_get_every_row(kind: Any, num_workers: int) -> None:
+    def lines(venv: Any, enough: Callable[[], bool]) -> list[list[Any]]:
+        found: list[list[Any]] = [[] for _ in range(N)]
+        venv.reset(seed=3)
+        ids = np.arange(N)
+        limit = time.monotonic() + WITHIN
+        while not enough():
+            assert time.monotonic() < limit, venv.stats()
+            obs, rew, terminated, truncated, info = venv.step(np.zeros(len(ids), int), ids, autoreset=True)
+            ids = np.array([one["env_id"] for one in info])
+            for row, i in enumerate(ids):
+                found[i].append(plain([obs[row], rew[row], terminated[row], truncated[row], info[row]]))
+        return found
+
+    with kind([Leaky] * N, num_workers=num_workers, recycle_after=1, wait_num=2) as venv:
+        got = lines(venv, lambda: venv.stats()["recycled"] >= 2)
+    most = max(map(len, got))
+    with DummyVectorEnv([Leaky] * N) as venv:
+        wanted = lines(venv, lambda: venv.stats()["rounds"] > most)
+    assert got == [line[: len(own)] for line, own in zip(wanted, got, strict=True)]
+
+
+def test_a_worker_that_is_too_large_is_replaced_and_its_memory_is_free() -> None:
+    with ShmemVectorEnv([partial(Leaky, 2**20)] * 2, num_workers=1, recycle_after="150 MiB") as venv:
+        largest = 0
+        produced = rows(venv, by_autoreset)
+        limit = time.monotonic() + WITHIN
+        while venv.stats()["recycled"] < 2:
+            assert time.monotonic() < limit
+            next(produced)
+            largest = max(largest, venv.engine.backend.workers[0].memory)
+        assert venv.stats()["recycled_because"] == {"memory": 2}
+    assert 150 * 2**20 < largest < 1000 * 2**20
+
+
+def test_a_function_of_the_worker_decides_and_its_exception_changes_nothing() -> None:
+    seen, problems = [], [ArithmeticError("no idea")]
+
+    def is_due(worker: Any) -> bool:
+        seen.append(worker)
+        if worker.episodes >= 2 and problems:
+            raise problems.pop()
+        return worker.episodes >= 2
+
+    with ShmemVectorEnv([Leaky] * 2, num_workers=1, recycle_after=is_due) as venv:
+        produced = rows(venv, by_autoreset)
+        with pytest.raises(ArithmeticError, match="no idea"):
+            until(venv, produced, 1)
+        done = venv.stats()["rounds"]
+        venv.step([0, 0], autoreset=True)
+        assert venv.stats()["rounds"] == done + 1
+        until(venv, rows(venv, by_autoreset), 1)
+        assert venv.stats()["recycled_because"] == {"function": venv.stats()["recycled"]}
+    assert seen[0].ids == range(2) or list(seen[0].ids) == [0, 1]
+    assert seen[0].pid is not None
+
+
+@pytest.mark.parametrize("advance", [by_autoreset, *full([by_reset])])
+def test_without_memory_for_another_worker_the_old_one_ends_first(advance: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(recycling, "available_memory", lambda: 0)
+    with ShmemVectorEnv([Leaky] * N, num_workers=N, recycle_after=1) as venv:
+        first = set(venv.get_env_attr("pid"))
+        got = until(venv, rows(venv, advance), 2)
+        assert len(first.intersection(venv.get_env_attr("pid"))) <= N - 2
+    assert got == undisturbed(advance, len(got))
+
+
+def test_without_memory_a_worker_of_several_envs_is_replaced_when_all_are_reset(monkeypatch: Any) -> None:
+    monkeypatch.setattr(recycling, "available_memory", lambda: 0)
+    with ShmemVectorEnv([Leaky] * N, num_workers=2, recycle_after=1) as venv, DummyVectorEnv([Leaky] * N) as other:
+        assert plain(venv.reset(seed=3)) == plain(other.reset(seed=3))
+        limit = time.monotonic() + WITHIN
+        while venv.stats()["recycled"] < 2:
+            assert time.monotonic() < limit
+            assert plain(venv.reset()) == plain(other.reset())
+            assert plain(venv.step([0] * N)) == plain(other.step([0] * N))
+
+
+def test_a_new_worker_that_cannot_start_is_no_loss(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(recycling, "RETRY", 0.0)
+    stop = tmp_path / "stop"
+    env_fns = [partial(Leaky, 0, str(stop))] * N
+    with ShmemVectorEnv(env_fns, num_workers=2, recycle_after=1) as venv:
+        stop.touch()
+        produced = rows(venv, by_autoreset)
+        got, limit = [], time.monotonic() + WITHIN
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            while not shown:
+                assert time.monotonic() < limit
+                got.append(next(produced))
+        text = str(shown[0].message)
+        assert "a new worker for envs [0, 1] could not start, so the old worker continues" in text
+        assert "RuntimeError: no second env" in text or "no second env" in text
+        assert venv.stats()["recycled"] == 0
+        stop.unlink()
+        got += until(venv, produced, 1)
+    assert got == undisturbed(by_autoreset, len(got))
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("on_error", ["raise", "restart"])
+def test_the_death_of_either_worker_loses_only_its_own_envs(kind: Any, victim: int, on_error: str) -> None:
+    with kind([Leaky] * N, num_workers=1, recycle_after=1, on_error=on_error) as venv:
+        limit = time.monotonic() + WITHIN
+        while len(set(pids := venv.get_env_attr("pid"))) == 1:  # env 0 moves alone
+            assert time.monotonic() < limit, venv.stats()
+            venv.reset([0] if venv.stats()["resets"] > 2 * N else None)
+        assert pids[1:] == pids[1:2] * (N - 1)
+        kill(pids[victim])
+        lost = [0] if victim == 0 else [1, 2, 3, 4]
+        if on_error == "raise":
+            with pytest.raises(WorkerDiedError) as caught:
+                venv.step([0] * N)
+            assert list(caught.value.env_ids) == lost
+            assert venv.failed_id == lost
+            venv.reset(lost)
+        else:
+            info = venv.step([0] * N, autoreset=True)[4]
+            assert [i for i in range(N) if info[i].get("final_info", {}).get("restarted")] == lost
+        assert venv.get_env_attr("pid", [0] if victim else [1]) != [pids[victim]]
+        for _ in range(30):
+            venv.step([0] * N, autoreset=True)
+        assert venv.alive() == [True] * N

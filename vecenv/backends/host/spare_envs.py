@@ -1,0 +1,78 @@
+"""`SpareEnvs`: second instances of envs, which a worker resets in threads while the first instances step.
+
+    round of steps --> answer --> `prepare`: a thread resets the spare of env j for the next episode
+    end of an episode of env j --> `begin`: env j and its spare change places
+
+So a slow reset takes no time from a round, unless the next episode ends before the reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends.host.env_access import set_attr
+from vecenv.backends.ipc import opcodes
+
+Kwargs = dict[str, Any]
+
+
+class SpareEnvs:
+    """Spares of the first envs in `envs`, the list of a worker's envs."""
+
+    def __init__(self, envs: list[Any], spares: Sequence[Any]) -> None:
+        self._envs = envs
+        self._spares = dict(enumerate(spares))
+        self._unused: list[tuple[int, Any]] = []
+        self._resets: dict[int, tuple[Kwargs, Future[Any]]] = {}
+        """By index of the env: arguments and result of the reset of its spare."""
+        self._unseeded = set[int]()
+        """Indices of the envs whose last reset had no arguments."""
+        self._threads = ThreadPoolExecutor(len(spares), "vecenv-spare")
+
+    def begin(self, j: int, kwargs: Kwargs) -> Any:
+        """Reset env j, or let its spare take its place. Return the result of the reset."""
+        (self._unseeded.discard if kwargs else self._unseeded.add)(j)
+        prepared, future = self._resets.pop(j, (None, None))
+        if future is None:
+            return self._envs[j].reset(**kwargs)
+        if prepared != kwargs:
+            future.exception()  # wait, because a spare must not be in two resets
+            return self._envs[j].reset(**kwargs)
+        result = future.result()  # raises the exception of the reset
+        self._envs[j], self._spares[j] = self._spares[j], self._envs[j]
+        return result
+
+    def prepare(self, ops: bytes, seeds: np.ndarray) -> None:
+        """After a round with these opcodes, begin to reset spares. `seeds`: seed of each env's next reset, or -1."""
+        for j, spare in self._spares.items():
+            op = ops[j]
+            if op & opcodes.AUTORESET:
+                kwargs = {} if seeds[j] < 0 else {"seed": int(seeds[j])}
+            elif op in (opcodes.STEP, opcodes.STEP_OBJECT) and j in self._unseeded:
+                kwargs = {}
+            else:
+                continue
+            prepared, future = self._resets.get(j, (None, None))
+            if future is None or (prepared != kwargs and future.done()):
+                self._resets[j] = kwargs, self._threads.submit(spare.reset, **kwargs)
+
+    def before_call(self, j: int, op: str, args: tuple[Any, ...]) -> None:
+        """Keep the spare of env j equal to env j. If the call may change the env in other ways, use no spare for it."""
+        if j not in self._spares or op not in ("set_env_attr", "call", "seed"):
+            return
+        _, future = self._resets.pop(j, (None, None))
+        if future is not None:
+            future.exception()
+        if op == "set_env_attr":
+            set_attr(self._spares[j], *args)
+        else:
+            self._unused.append((j, self._spares.pop(j)))
+
+    def end(self) -> list[tuple[int, Any]]:
+        """Wait for running resets. Return the spares, each with the index of its env."""
+        self._threads.shutdown(cancel_futures=True)
+        return [*self._spares.items(), *self._unused]
