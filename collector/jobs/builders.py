@@ -137,6 +137,8 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
         options |= {"on_error": "restart", "max_restarts": MAX_RESTARTS}
     if job.step_timeout is not None:
         options["step_timeout"] = job.step_timeout
+    if job.spare_envs:
+        options["spare_envs"] = job.spare_envs
     if job.recycle_after is not None:
         options["recycle_after"] = job.recycle_after
     make = partial(VECTOR_ENVS[job.backend], env_fns, **options)

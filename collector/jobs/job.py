@@ -18,7 +18,7 @@ from vecenv.tuning.auto_backend import VECTOR_ENVS
 BUILT_IN_POLICIES = ("random", "mlp")
 DEFAULT_MODULES = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
 CHANGEABLE_SETTINGS = frozenset(
-    {"backend", "num_workers", "step_timeout", "recycle_after", "on_error", "retries", "max_failed"}
+    {"backend", "num_workers", "step_timeout", "recycle_after", "spare_envs", "on_error", "retries", "max_failed"}
     | {"shard_bytes", "shard_seconds", "compress", "ray"}
 )
 """Settings that do not change episodes, so a resumed job may change them."""
@@ -96,8 +96,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         num_envs: Number of parallel envs.
         backend: Where the envs run: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in
             worker processes), "ray" (in actors). "auto" measures an additional env, and uses "shmem" with the fastest
-            number of workers. If `on_error` is "raise", and `num_workers`, `step_timeout` and `recycle_after` are not
-            set, "auto" may use "dummy" or "thread" instead.
+            number of workers. If `on_error` is "raise", and `num_workers`, `step_timeout`, `recycle_after` and
+            `spare_envs` are not set, "auto" may use "dummy" or "thread" instead.
         num_workers: Worker processes, threads or actors; by default the backend decides.
         policy: "random": uniform random actions. "mlp": a small network with random weights or `checkpoint`'s weights.
             "my_module:policy": a function of a batch of observations, or a class that takes the observation space, the
@@ -112,6 +112,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         step_timeout: Seconds after which a hanging env counts as failed. Not for backend "dummy".
         recycle_after: Replace a worker between episodes, because its envs leak memory: a number of episodes per env, or
             the memory of a worker ("2 GiB"). Only for worker processes and actors.
+        spare_envs: Number of envs per worker with a second instance, which is reset while the first instance steps.
+            For envs with slow resets. Only for worker processes and actors.
         shard_bytes: Commit episodes (write them to a shard) when they have this many bytes.
         shard_seconds: Also commit when the oldest uncommitted episode is this old. A resumed job repeats only
             uncommitted episodes.
@@ -146,6 +148,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     max_failed: NonNegativeInt = 10
     step_timeout: Seconds | None = None
     recycle_after: PositiveInt | str | None = None
+    spare_envs: NonNegativeInt = 0
     shard_bytes: PositiveInt = 64 * 2**20
     shard_seconds: Seconds = 30.0
     compress: bool = False
@@ -175,6 +178,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise JobError(
                 f"recycle_after: memory that an env leaks is only free after the end of its process, and the "
                 f'{self.backend} backend has no worker processes; use backend = "shmem" or "subproc"'
+            )
+        if self.spare_envs and self.backend in ("dummy", "thread"):
+            raise JobError(
+                f'spare_envs: the {self.backend} backend has no worker processes; use backend = "shmem" or "subproc"'
             )
         try:
             as_recycle_after(self.recycle_after)

@@ -193,7 +193,8 @@ class Recycler:
         chosen = [i for i in ids if i in old.hosted and i not in lost]
         if not chosen or (new is None and len(chosen) < len(old.hosted)):
             return
-        states = self._values(self._request(old, "carry", dict.fromkeys(chosen, ())))
+        carried = self._values(self._request(old, "carry", dict.fromkeys(chosen, ())))
+        states = {i: (state, list(self.attributes.get(i, {}).values())) for i, state in carried.items()}
         if not old.alive:  # a restart follows
             return
         if new is None:
@@ -215,9 +216,8 @@ class Recycler:
         if not old.hosted:
             self._end(old)
 
-    def _adopt(self, worker: WorkerHandle, states: dict[int, Any]) -> None:
-        args = {i: (state, list(self.attributes.get(i, {}).values())) for i, state in states.items()}
-        self._values(self._request(worker, "adopt", args))
+    def _adopt(self, worker: WorkerHandle, states: dict[int, tuple[Any, ...]]) -> None:
+        self._values(self._request(worker, "adopt", states))
 
     def _request(self, worker: WorkerHandle, op: str, args: dict[int, tuple[Any, ...]]) -> EnvCall:
         ids = list(args)
@@ -249,6 +249,8 @@ class Recycler:
     def restarts(self, worker: WorkerHandle) -> WorkerHandle | None:
         """Return the worker that takes the envs of an ended worker, or `None` if the ended worker must start again."""
         new = self._new
+        for i in worker.hosted:
+            self.attributes.pop(i, None)
         if worker is self._ending:
             self._ending = None
         if worker is not self._old:

@@ -145,12 +145,11 @@ class SubprocTransport(Transport):
         asked[... if ids is None else ids] = ops
         all_ops = asked.tobytes()
         for worker, block in zip(pool.workers, self._blocks, strict=True):
-            mine, is_whole = all_ops[block.rows], ids is None
+            if not worker.hosted:
+                continue
+            mine, is_whole = all_ops[block.rows], ids is None and not worker.shares_block
             if worker.shares_block:
-                mine, is_whole = (
-                    bytes(op if i in worker.hosted else 0 for i, op in zip(worker.ids, mine, strict=True)),
-                    False,
-                )
+                mine = bytes(op if i in worker.hosted else opcodes.IDLE for i, op in zip(worker.ids, mine, strict=True))
             if not is_whole and not any(mine):
                 continue
             if worker.alive:

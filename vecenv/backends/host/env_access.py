@@ -266,6 +266,8 @@ def carry(env: Any) -> list[Carried]:
 
 def adopt(env: Any, state: Sequence[Carried] | None, attributes: Sequence[bytes]) -> None:
     """Continue for another env with the same layers: set its `carry`, and what `set_env_attr` has set."""
+    for blob in attributes:
+        set_attr(env, *loads_by_value(blob))
     for layer, (kept, of_episode, generators, learnt, emulator) in zip(layers(env), state or (), strict=False):
         _vars(layer).update(kept)
         _set_episode_state(layer, of_episode)
@@ -276,8 +278,6 @@ def adopt(env: Any, state: Sequence[Carried] | None, attributes: Sequence[bytes]
                 part.load_state_dict(statistics)
         if emulator is not None:
             layer.restore_state(emulator)
-    for blob in attributes:
-        set_attr(env, *loads_by_value(blob))
 
 
 def _learns(part: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from vecenv.arguments import next_seed
 from vecenv.backends.host.env_access import set_attr
 from vecenv.backends.ipc import opcodes
 
@@ -31,11 +32,15 @@ class SpareEnvs:
         """By index of the env: arguments and result of the reset of its spare."""
         self._unseeded = set[int]()
         """Indices of the envs whose last reset had no arguments."""
+        self._first_seeds: dict[int, int] = {}
+        """Seeds for the first reset without a seed of the spare of an env that was reset with a seed."""
         self._threads = ThreadPoolExecutor(len(spares), "vecenv-spare")
 
     def begin(self, j: int, kwargs: Kwargs) -> Any:
         """Reset env j, or let its spare take its place. Return the result of the reset."""
         (self._unseeded.discard if kwargs else self._unseeded.add)(j)
+        if kwargs.get("seed") is not None:
+            self._first_seeds[j] = next_seed(kwargs["seed"])
         prepared, future = self._resets.pop(j, (None, None))
         if future is None:
             return self._envs[j].reset(**kwargs)
@@ -58,7 +63,8 @@ class SpareEnvs:
                 continue
             prepared, future = self._resets.get(j, (None, None))
             if future is None or (prepared != kwargs and future.done()):
-                self._resets[j] = kwargs, self._threads.submit(spare.reset, **kwargs)
+                seed = {"seed": self._first_seeds.pop(j)} if not kwargs and j in self._first_seeds else kwargs
+                self._resets[j] = kwargs, self._threads.submit(spare.reset, **seed)
 
     def before_call(self, j: int, op: str, args: tuple[Any, ...]) -> None:
         """Keep the spare of env j equal to env j. If the call may change the env in other ways, use no spare for it."""
