@@ -147,6 +147,7 @@ class Recycler:
         new = self._new = next(worker for worker in self._pool.workers if not worker.hosted)
         self._deadline = time.monotonic() + self._pool.start_timeout
         new.take_block_of(old)
+        self._pool.is_shared = True
         try:
             self._pool.launch(new)
         except Exception as error:
@@ -184,6 +185,7 @@ class Recycler:
         self.moving = ()
         if new is not None and new.alive:
             self._pool.kill(new, None)
+        self._pool.is_shared = self._ending is not None
 
     def move(self, ids: Sequence[int]) -> None:
         """Let the new worker serve the envs of `ids` that wait for it. They must be idle and need a reset."""
@@ -242,7 +244,7 @@ class Recycler:
         if old.alive and (late or time.monotonic() > self._deadline):
             self._pool.kill(old, None)
         if not old.alive:
-            self._ending = None
+            self._ending, self._pool.is_shared = None, False
             for problem in old.problems or ():
                 logger.warning("%s", problem)
 

@@ -165,7 +165,7 @@ class ShmemServer(RoundServer):
         if self._shares_block:
             owned = (self._block.owner == self._index).tolist()
             asked = bytes(op if own else opcodes.IDLE for op, own in zip(asked, owned, strict=True))
-        self.run_block(asked, self._block.action, self._payload, self._answer)
+        self.serve_round(asked, self._block.action, self._payload, self._answer)
 
     def _payload(self, j: int, op: int) -> Any:
         return self.load_payload(j, op, self._payloads.pop(j))

@@ -70,7 +70,7 @@ class SubprocServer(RoundServer):
         def load(j: int, op: int) -> Any:
             return self.load_payload(j, op, payloads[j])
 
-        self.run_block(ops, self._block.action, load, self._answer)
+        self.serve_round(ops, self._block.action, load, self._answer)
 
     def _answer(self, ids: Any, extras: dict[int, Extra]) -> None:
         self.line[DOING] = SENDING
@@ -143,22 +143,30 @@ class SubprocTransport(Transport):
         status, pool = self._arena.status, self._pool
         asked = np.zeros(len(status), dtype=np.uint8)
         asked[... if ids is None else ids] = ops
+        if pool.is_shared:
+            self._send_parts(asked, payloads)
+            return
         all_ops = asked.tobytes()
         for worker, block in zip(pool.workers, self._blocks, strict=True):
-            if not worker.hosted:
-                continue
-            mine, is_whole = all_ops[block.rows], ids is None and not worker.shares_block
-            if worker.shares_block:
-                mine = bytes(op if i in worker.hosted else opcodes.IDLE for i, op in zip(worker.ids, mine, strict=True))
-            if not is_whole and not any(mine):
+            mine = all_ops[block.rows]
+            if ids is not None and not any(mine):
                 continue
             if worker.alive:
                 rest = worker.pickle_own(payloads) if payloads else b""
                 pool.post(worker, messages.ROUND, 0, mine, *block.actions, rest)
-            if is_whole:
+            if ids is None:
                 block.status[:] = mine
             else:
                 np.copyto(status[block.rows], asked[block.rows], where=asked[block.rows] > 0)
+
+    def _send_parts(self, asked: np.ndarray, payloads: Mapping[int, Any]) -> None:
+        """Send operations while two workers serve the envs of a block."""
+        for worker in self._pool.workers:
+            mine = bytes(int(asked[i]) if i in worker.hosted else opcodes.IDLE for i in worker.ids)
+            if any(mine) and worker.alive:
+                actions = self._blocks[worker.index].actions
+                self._pool.post(worker, messages.ROUND, 0, mine, *actions, worker.pickle_own(payloads))
+        np.copyto(self._arena.status, asked, where=asked > 0)
 
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
         pool = self._pool

@@ -302,12 +302,10 @@ class Engine:
             self.mark.take()
             if not is_list:
                 nest.put(self.arena.action, ... if ids is None else ids, action)
-        if ops.__class__ is ARRAY:
-            if args:
-                self._begin_resets(args)
+        if args:
+            self._begin_resets(args)
             plain = False
-        self._start(ids, ops, encoded)
-        return plain
+        return self._start(ids, ops, encoded) and plain
 
     def _set_reset_seeds(self, rows: Any, seeds: Any) -> None:
         """Record the seeds (True: no seeds) for autoresets. Raise TypeError if the backend has no autoreset, or if its
@@ -347,8 +345,11 @@ class Engine:
         self.recovery.resets.update(args)
         self.statistics.resets += len(args)
 
-    def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
-        """Send a round to the backend. With on_error="restart", failed envs get truncated rows instead."""
+    def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> bool:
+        """Send a round to the backend. With on_error="restart", failed envs get truncated rows instead.
+
+        Return False if `recovery` must see the results.
+        """
         self.statistics.rounds += 1
         if ids is not None:
             self.statistics.left_out += self.env_num - len(ids)
@@ -358,8 +359,11 @@ class Engine:
                 ids, ops = self.recovery.answer_failed(np.arange(self.env_num) if ids is None else ids, ops)
                 encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
                 if not len(ids):
-                    return
+                    return False
+            self.backend.send(ids, ops, encoded)
+            return not self.recovery.withheld
         self.backend.send(ids, ops, encoded)
+        return True
 
     def _wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         waited = self.backend.wait(done, deadline)

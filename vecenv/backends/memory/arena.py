@@ -53,18 +53,18 @@ class Arena:
                 return np.empty(n, dtype=object)
             return np.ndarray((n, *leaf.shape), leaf.dtype, buffer, next(offsets))
 
-        small = [array(leaf) for leaf in _SMALL]
+        status, reward, terminated, truncated, seed, owner = (array(leaf) for leaf in _SMALL)
         action = None if layout.action is None else nest.map(array, layout.action)
         obs, final = nest.map(array, layout.obs), nest.map(array, layout.obs)
-        return cls(*small, action, obs, final, array(_INFO))
+        return cls(status, reward, terminated, truncated, seed, owner, action, obs, final, array(_INFO))
 
     def block(self, start: int, stop: int) -> Arena:
         rows = slice(start, stop)
         action = None if self.action is None else nest.take(self.action, rows)
         obs = nest.take(self.obs, rows)
-        small = (getattr(self, leaf.path)[rows] for leaf in _SMALL)
+        small = self.status[rows], self.reward[rows], self.terminated[rows], self.truncated[rows], self.seed[rows]
         final = nest.take(self.final, rows)
-        return Arena(*small, action, obs, final, self.info[rows])
+        return Arena(*small, self.owner[rows], action, obs, final, self.info[rows])
 
     def actions(self) -> list[np.ndarray]:
         return [self.seed, *([] if self.action is None else nest.leaves(self.action))]

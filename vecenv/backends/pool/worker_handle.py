@@ -77,8 +77,6 @@ class WorkerHandle(Watched):
         """Index of the block of envs."""
         self.hosted: Sequence[int] = ids
         """Ids of the envs that the worker serves: `ids`, or a part of `ids` while the worker is replaced."""
-        self.shares_block = False
-        """True if `hosted` is a part of `ids`."""
         self.problems: list[str] | None = None
         self.reason: Reason | None = None
 
@@ -133,7 +131,7 @@ class WorkerHandle(Watched):
     def take_block_of(self, other: WorkerHandle) -> None:
         """Prepare to replace `other`, which still serves the envs."""
         self.ids, self.start, self.stop, self.place = other.ids, other.start, other.stop, other.place
-        self.hosted, self.shares_block = [], True
+        self.hosted = []
 
     def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
         return {i - self.start: by_id[i] for i in self.hosted if i in by_id}

@@ -82,6 +82,8 @@ class WorkerPool(ABC):
         self.closing = False
         self.spare_envs = 0
         """Number of envs per worker that have a second instance (see `SpareEnvs`)."""
+        self.is_shared = False
+        """True while two workers may serve envs of the same block."""
         self.extra_workers = 0
         """Number of workers that may run in addition, to replace others."""
         self._waker: tuple[int, int] | None = None
@@ -161,8 +163,7 @@ class WorkerPool(ABC):
     def update_hosted(self) -> None:
         owners = self.worker_of.tolist()
         for worker in self.workers:
-            hosted = [i for i in worker.ids if owners[i] == worker.index]
-            worker.hosted, worker.shares_block = hosted, len(hosted) < len(worker.ids)
+            worker.hosted = [i for i in worker.ids if owners[i] == worker.index]
 
     def restart(self, worker: WorkerHandle, setup: bytes) -> None:
         """Restart a worker that has ended. If this fails, kill the new worker."""

@@ -166,8 +166,8 @@ class EnvActor:
 
     def _bundle(self, is_last: bool = False) -> Bundle:
         frames, self._outbox.frames = self._outbox.frames, []
-        numbers = (self._line[place] for place in (PROGRESS, BUSY_NS, RESETS, MEMORY))
-        return Bundle(frames, *numbers, self._copies.changes(is_last))
+        progress, busy_ns, resets, memory = (self._line[place] for place in (PROGRESS, BUSY_NS, RESETS, MEMORY))
+        return Bundle(frames, progress, busy_ns, resets, memory, self._copies.changes(is_last))
 
 
 class HangGuard:

@@ -106,12 +106,10 @@ class BlockRounds:
         if not self._one_by_one:
             if places:
                 answer(places, self._measured(self.host.run, asked, action, payload))
-        else:
-            for j in places:
-                extra = self._measured(self.host.run_one, j, asked[j], action, payload)
-                answer([j], {} if extra is None else {j: extra})
-        if self.host.spares is not None:
-            self.host.spares.prepare(asked, self.host.seeds)
+            return
+        for j in places:
+            extra = self._measured(self.host.run_one, j, asked[j], action, payload)
+            answer([j], {} if extra is None else {j: extra})
 
     def _measured(self, run: Callable[..., Any], *args: Any) -> Any:
         self.line[DOING] = A_ROUND
@@ -139,6 +137,11 @@ class RoundServer(BlockRounds, ABC):
     @abstractmethod
     def serve(self, channel: Channel) -> None:
         """Serve until a CLOSE frame has been handled."""
+
+    def serve_round(self, asked: bytes, action: Any, payload: Payload, answer: Answer) -> None:
+        self.run_block(asked, action, payload, answer)
+        if self.host.spares is not None:
+            self.host.spares.prepare(asked, self.host.seeds)
 
     def _send_warning(self, text: str) -> None:
         self.channel.write(messages.WARNING, 0, pickle.dumps(text))
