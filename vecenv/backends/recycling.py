@@ -127,7 +127,7 @@ class Recycler:
             self._fresh = self._fresh or max((worker.line[MEMORY] for worker in workers), default=0)
         due = next(((worker, reason) for worker in workers if (reason := self._rule(info_of(worker)))), None)
         now = time.monotonic()
-        self._next = now + max(LEAST_INTERVAL, (now - begin) / SHARE)
+        self._next = now + max(LEAST_INTERVAL, (now - begin) / SHARE) if self._fresh else 0.0
         if due is not None:
             worker, self._reason = due
             if self._reason == "memory" and not self._counts and worker.line[RESETS] <= len(worker.ids):
