@@ -127,9 +127,12 @@ def check_resources(num_cpus: Any, num_gpus: Any, resources: Any, runtime_env: A
 
 
 def check_spare_envs(spare_envs: Any) -> int:
-    if isinstance(spare_envs, int) and spare_envs == 0 and not isinstance(spare_envs, bool):
-        return 0
-    return check_count("spare_envs", spare_envs)
+    """Return `spare_envs` as an int. Raise TypeError if it is not an integer, ValueError if below 0."""
+    is_integer = isinstance(spare_envs, (int, np.integer)) and not isinstance(spare_envs, bool)
+    if not is_integer or spare_envs < 0:
+        text = f"spare_envs must be an integer of at least 0, got {spare_envs!r}"
+        raise (ValueError if is_integer else TypeError)(text)
+    return int(spare_envs)
 
 
 MEMORY_UNITS = {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)}

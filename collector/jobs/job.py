@@ -147,7 +147,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     retries: NonNegativeInt = 1
     max_failed: NonNegativeInt = 10
     step_timeout: Seconds | None = None
-    recycle_after: PositiveInt | str | None = None
+    recycle_after: int | str | None = None
     spare_envs: NonNegativeInt = 0
     shard_bytes: PositiveInt = 64 * 2**20
     shard_seconds: Seconds = 30.0
@@ -174,6 +174,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise JobError(
                 'step_timeout: the dummy backend cannot end an env that hangs; use backend = "shmem" or "subproc"'
             )
+        try:
+            as_recycle_after(self.recycle_after)
+        except (TypeError, ValueError) as error:
+            raise JobError(str(error)) from None
         if self.recycle_after is not None and self.backend in ("dummy", "thread"):
             raise JobError(
                 f"recycle_after: memory that an env leaks is only free after the end of its process, and the "
@@ -183,10 +187,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise JobError(
                 f'spare_envs: the {self.backend} backend has no worker processes; use backend = "shmem" or "subproc"'
             )
-        try:
-            as_recycle_after(self.recycle_after)
-        except (TypeError, ValueError) as error:
-            raise JobError(str(error)) from None
         if self.num_workers is not None and self.num_workers > self.num_envs:
             raise JobError(
                 f"num_workers: {self.num_workers} workers for {self.num_envs} envs; pass at most one per env"
