@@ -68,6 +68,15 @@ def always(worker: Any) -> bool:
     return True
 
 
+def await_new_worker(venv: Any) -> None:
+    """Wait until envs would move to a new worker in their next reset."""
+    backend, deadline = venv.engine.backend, time.monotonic() + 20
+    while not backend.moving:
+        assert time.monotonic() < deadline, "no new worker has started"
+        backend.recycle()
+        time.sleep(1e-3)
+
+
 class Failed:
     """The failure of an env in the oracle; `row`: of the step that ended the episode, if the reset after it failed."""
 
@@ -421,12 +430,8 @@ class Fuzz(Program):
     @rule()
     def start_new_worker(self) -> None:
         """Start a worker that replaces another one. The envs move to it in later resets."""
-        backend = self.venv.engine.backend
-        deadline = time.monotonic() + 20
-        while self.recycles and not self.flying and not self.errors and not backend.moving:
-            assert time.monotonic() < deadline, "no new worker has started"
-            backend.recycle()
-            time.sleep(1e-3)
+        if self.recycles and not self.flying and not self.errors:
+            await_new_worker(self.venv)
 
     @rule(seed=SMALL)
     def seed(self, seed: int) -> None:
