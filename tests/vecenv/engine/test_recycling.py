@@ -8,15 +8,25 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, TimeLimit
 
 from tests.fuzz.leak_soak import soak
 from tests.support.backends import ON_RAY, full
 from tests.support.leaky import Leaky
 from tests.support.ledger import kill
 from tests.support.rounds import N, by_autoreset, by_mask, by_reset, by_seeded_autoreset, plain, rows, undisturbed
-from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
+from vecenv import (
+    DummyVectorEnv,
+    EnvCreator,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    TransformedEnv,
+    VecNorm,
+    WorkerDiedError,
+)
 from vecenv.backends import recycling
 
 WITHIN = 60.0
@@ -188,3 +198,46 @@ def test_the_death_of_either_worker_loses_only_its_own_envs(kind: Any, victim: i
         for _ in range(30):
             venv.step([0] * N, autoreset=True)
         assert venv.alive() == [True] * N
+
+
+def with_transform() -> Any:
+    return TransformedEnv(Leaky(), VecNorm(["observation"]))
+
+
+def with_wrappers() -> Any:
+    return NormalizeReward(NormalizeObservation(RecordEpisodeStatistics(TimeLimit(Leaky(), 5))))
+
+
+def pong() -> Any:
+    return gymnasium.make("ale_py:ALE/Pong-v5", obs_type="ram", max_episode_steps=4)
+
+
+@pytest.mark.parametrize("make_env", [with_transform, *full([with_wrappers, pong])])
+def test_statistics_and_generators_move_with_the_env(make_env: Any) -> None:
+    def rounds(venv: Any, enough: Callable[[int], bool]) -> list[Any]:
+        found, limit = [plain(venv.reset(seed=3))], time.monotonic() + WITHIN
+        while not enough(len(found)):
+            assert time.monotonic() < limit, venv.stats()
+            batch = venv.step([len(found) % 6] * N, autoreset=True)
+            for info in batch[4]:
+                info.get("final_info", {}).get("episode", {}).pop("t", None)  # seconds
+            found.append(plain(batch))
+        return found
+
+    with ShmemVectorEnv([make_env] * N, num_workers=2, recycle_after=1) as venv:
+        got = rounds(venv, lambda count: venv.stats()["recycled"] >= 2)
+    with DummyVectorEnv([make_env] * N) as venv:
+        assert got == rounds(venv, lambda count: count == len(got))
+
+
+def counted() -> Any:
+    return TransformedEnv(Leaky(), VecNorm(["observation"], decay=1.0))
+
+
+def test_shared_state_outlives_the_workers() -> None:
+    creator = EnvCreator(counted)
+    with ShmemVectorEnv([creator] * N, num_workers=2, recycle_after=1) as venv:
+        got = until(venv, rows(venv, by_autoreset), 2)
+        firsts = sum("final_obs" in info for batch in got[1:] for info in batch[4])
+        (count,) = [float(value) for key, value in creator.state_dict().items() if key.endswith("_count")]
+    assert count == N * len(got) + firsts
