@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, TimeLimit
 
+from tests.fuzz.engine import always, await_new_worker
 from tests.fuzz.leak_soak import soak
 from tests.support.backends import ON_RAY, full
 from tests.support.leaky import Leaky
@@ -241,3 +243,52 @@ def test_shared_state_outlives_the_workers() -> None:
         firsts = sum("final_obs" in info for batch in got[1:] for info in batch[4])
         (count,) = [float(value) for key, value in creator.state_dict().items() if key.endswith("_count")]
     assert count == N * len(got) + firsts
+
+
+class RaisesOnce(Leaky):
+    """Env with episodes of two steps, whose reset raises if the file exists."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.file.exists():
+            self.file.unlink()
+            raise LookupError("boom")
+        obs, info = super().reset(seed=seed)
+        self.length = 2
+        return obs, info
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("on_error", ["raise", "restart"])
+def test_a_failed_reset_in_the_new_worker_keeps_the_row_of_the_last_step(
+    kind: Any, on_error: str, tmp_path: Path
+) -> None:
+    files = [tmp_path / "a", tmp_path / "b"]
+    with kind(
+        [partial(RaisesOnce, file) for file in files], num_workers=1, recycle_after=always, on_error=on_error
+    ) as venv:
+        venv.reset(seed=0)
+        venv.step([0, 0], autoreset=True)
+        await_new_worker(venv)
+        old = venv.get_env_attr("pid")
+        files[1].touch()
+        if on_error == "raise":
+            with pytest.raises(LookupError, match="boom") as caught:
+                venv.step([0, 0], autoreset=True)
+            partial_rows = caught.value.partial
+            assert partial_rows.env_id.tolist() == [0, 1]
+            assert partial_rows.terminated.tolist() == [True, True]
+            assert partial_rows.obs[:, 0].tolist() == [0.0, 2.0]
+            assert "final_obs" in partial_rows.info[0]
+            venv.reset([1])
+        else:
+            obs, _, terminated, _, info = venv.step([0, 0], autoreset=True)
+            assert obs[:, 0].tolist() == [0.0, 0.0]
+            assert terminated.all()
+            assert [one["final_obs"][0] for one in info] == [2.0, 2.0]
+            assert venv.stats()["absorbed"] == 1
+        assert not set(old).intersection(venv.get_env_attr("pid"))
+        assert venv.step([0, 0])[0][:, 0].tolist() == [1.0, 1.0]

@@ -11,10 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fuzz.engine import always, await_new_worker
 from tests.support.backends import ON_RAY, full
 from tests.support.leaky import Leaky
 from tests.support.rounds import N, by_autoreset, by_mask, by_seeded_autoreset, rows, undisturbed
-from vecenv import AsyncVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerTimeoutError
+from vecenv import (
+    AsyncVectorEnv,
+    EnvCreator,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    TransformedEnv,
+    VecNorm,
+    WorkerTimeoutError,
+)
 
 CLASSES = [ShmemVectorEnv, *full([SubprocVectorEnv]), ON_RAY]
 ROUNDS = 60
@@ -131,3 +140,27 @@ def test_gymnasiums_next_step_mode_uses_spares() -> None:
     envs.close()
     assert len(threads) == 6
     assert all(name.startswith("vecenv-spare") for name in threads)
+
+
+def learns() -> Any:
+    return TransformedEnv(Leaky(), VecNorm(["observation"]))
+
+
+def test_statistics_that_two_instances_would_learn_alone_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"spare_envs: env_fns\[0\]\(\) has VecNorm, which learns .* leave spare_envs out"
+    ):
+        ShmemVectorEnv([learns], spare_envs=1)
+    with ShmemVectorEnv([EnvCreator(learns)] * 2, spare_envs=1) as venv:
+        venv.reset()
+
+
+def test_spares_of_a_new_worker_have_the_attributes_too() -> None:
+    with ShmemVectorEnv([Gated] * 2, num_workers=1, spare_envs=2, recycle_after=always) as venv:
+        venv.reset(seed=0)
+        venv.set_env_attr("level", 7)
+        await_new_worker(venv)
+        venv.reset(seed=0)
+        for k in range(8):
+            info = venv.step([0, 0], autoreset=True)[4]
+            assert [one["level"] for one in info if "final_obs" in one] == [7, 7] * (k % 2)

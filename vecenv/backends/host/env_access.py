@@ -48,14 +48,21 @@ def _transforms_of(transform: Any) -> list[Any]:
     return [part for each in chain for part in _transforms_of(each)] if isinstance(chain, list) else [transform]
 
 
-def learning(env: Any) -> tuple[str, ...]:
-    """Return the class names of transforms and gymnasium wrappers that still update statistics in each step."""
+def learning(env: Any, alone: bool = False) -> tuple[str, ...]:
+    """Return the class names of transforms and gymnasium wrappers that still update statistics in each step.
+
+    `alone`: leave out transforms whose statistics envs share.
+    """
     return tuple(
         type(part).__name__
         for part in parts(env)
-        if (_has(part, "freeze") and getattr(part, "frozen", None) is False)
+        if (_has(part, "freeze") and getattr(part, "frozen", None) is False and not (alone and _is_shared(part)))
         or getattr(part, "update_running_mean", None) is True
     )
+
+
+def _is_shared(part: Any) -> bool:
+    return getattr(part, "is_shared", False) is True
 
 
 RENDER_PATIENCE = 5.0
@@ -281,7 +288,7 @@ def adopt(env: Any, state: Sequence[Carried] | None, attributes: Sequence[bytes]
 
 
 def _learns(part: Any) -> bool:
-    return _has(part, "state_dict", "load_state_dict") and not getattr(part, "is_shared", False)
+    return _has(part, "state_dict", "load_state_dict") and not _is_shared(part)
 
 
 def _spaces(layer: Any) -> list[gymnasium.Space[Any]]:

@@ -27,7 +27,7 @@ from vecenv.backends.host.row_writer import (
     RowWriter,
     copy_containers,
 )
-from vecenv.backends.host.spare_envs import SpareEnvs
+from vecenv.backends.host.spare_envs import SpareEnvs, check_spare
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.infos import InfoWriter
@@ -88,7 +88,9 @@ class EnvHost:
                 check_single_agent(env, origin)
                 self.envs.append(env)
                 if not self._local:
-                    check_alone(env, self._first_id + j, count + spare_envs)
+                    check_alone(env, self._first_id + j, count)
+                if spare_envs:
+                    check_spare(env, origin)
                 reports.append(report_of(env))
                 check_spaces(reports[-1], origin)
             except self._passes:

@@ -15,10 +15,24 @@ from typing import Any
 import numpy as np
 
 from vecenv.arguments import next_seed
-from vecenv.backends.host.env_access import set_attr
+from vecenv.backends.host.env_access import adopt, learning, set_attr
+from vecenv.backends.host.own_process import distribution_of
 from vecenv.backends.ipc import opcodes
 
 Kwargs = dict[str, Any]
+
+
+def check_spare(env: Any, origin: str) -> None:
+    """Raise ValueError if a process cannot host two instances of `env`, or if their statistics would differ."""
+    if (package := distribution_of(env)) is not None:
+        raise ValueError(
+            f"spare_envs: {origin} is from {package}, whose envs share state in their process; leave it out"
+        )
+    if names := learning(env, alone=True):
+        raise ValueError(
+            f"spare_envs: {origin} has {names[0]}, which learns statistics, and each of the two instances would learn "
+            "alone; freeze or share (EnvCreator) the statistics, or leave spare_envs out"
+        )
 
 
 class SpareEnvs:
@@ -68,13 +82,15 @@ class SpareEnvs:
 
     def before_call(self, j: int, op: str, args: tuple[Any, ...]) -> None:
         """Keep the spare of env j equal to env j. If the call may change the env in other ways, use no spare for it."""
-        if j not in self._spares or op not in ("set_env_attr", "call", "seed"):
+        if j not in self._spares or op not in ("set_env_attr", "call", "seed", "adopt"):
             return
         _, future = self._resets.pop(j, (None, None))
         if future is not None:
             future.exception()
         if op == "set_env_attr":
             set_attr(self._spares[j], *args)
+        elif op == "adopt":
+            adopt(self._spares[j], None, args[1])
         else:
             self._unused.append((j, self._spares.pop(j)))
 
