@@ -89,6 +89,7 @@ class ShmemServer(RoundServer):
         self._memory = mmap.mmap(self._shared.memory.fd, arena_bytes(layout, n))
         self._block = Arena.build(layout, n, self._memory).block(self.first_id, self.first_id + self.count)
         self._status: Any = self._block.status.data
+        self._owns_all = np.full_like(self._block.owner, self._index).tobytes()
         self.infos = InfoWriter(self._block.info)
         self.host.bind(layout, self._block, self.infos)
 
@@ -162,8 +163,8 @@ class ShmemServer(RoundServer):
         return self.handle(frame)
 
     def _round(self, asked: bytes) -> None:
-        if self._shares_block:
-            owned = (self._block.owner == self._index).tolist()
+        if self._shares_block and (owners := self._block.owner.tobytes()) != self._owns_all:
+            owned = (np.frombuffer(owners, self._block.owner.dtype) == self._index).tolist()
             asked = bytes(op if own else opcodes.IDLE for op, own in zip(asked, owned, strict=True))
         self.serve_round(asked, self._block.action, self._payload, self._answer)
 
