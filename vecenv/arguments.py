@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -163,6 +165,47 @@ def check_resources(num_cpus: Any, num_gpus: Any, resources: Any, runtime_env: A
         check_number(name, amount, least=0)
     for name, amount in check_mapping("resources", resources).items():
         check_number(f"resources[{name!r}]", amount, least=0)
+
+
+def check_spare_envs(spare_envs: Any) -> int:
+    """Return `spare_envs` as an int. Raise TypeError if it is not an integer, ValueError if below 0."""
+    is_integer = isinstance(spare_envs, (int, np.integer)) and not isinstance(spare_envs, bool)
+    if not is_integer or spare_envs < 0:
+        text = f"spare_envs must be an integer of at least 0, got {spare_envs!r}"
+        raise (ValueError if is_integer else TypeError)(text)
+    return int(spare_envs)
+
+
+MEMORY_UNITS = {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)}
+MEMORY_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)}
+
+
+def as_recycle_after(value: Any) -> tuple[str, Any]:
+    """Return "episodes" and a number, "memory" and bytes, "function" and the function, or two empty strings for None.
+
+    Raises TypeError for other types, and ValueError for a number below 1 and for a size without a unit.
+
+    >>> as_recycle_after("1.5 GiB")
+    ('memory', 1610612736.0)
+    """
+    wrong = (
+        "recycle_after must be a number of episodes per env (recycle_after=1000), the memory of a worker with its unit "
+        f'(recycle_after="2 GiB"), or a function that takes a worker and returns a bool, got {value!r}'
+    )
+    if value is None:
+        return "", ""
+    if callable(value):
+        return "function", value
+    if isinstance(value, str):
+        number, unit = re.fullmatch(r"\s*([\d.]*)\s*(.*?)\s*", value).groups()  # type: ignore[union-attr]
+        with contextlib.suppress(ValueError, KeyError):
+            if (size := float(number) * MEMORY_UNITS[unit.lower()]) > 0:
+                return "memory", size
+        raise ValueError(wrong)
+    try:
+        return "episodes", at_least_one("recycle_after", value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(wrong) from None
 
 
 def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
@@ -345,7 +388,14 @@ def seed_chain(seed: int, n: int) -> list[int]:
 KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-OF_WORKERS = ("start_timeout", "step_timeout", "context", "affinity", "release_openmp", "worker_command")
+NEEDS_WORKERS = '; it needs workers: use ShmemVectorEnv (backend="shmem")'
+OF_WORKERS = dict.fromkeys(("start_timeout", "step_timeout", "context", "affinity", "release_openmp"), NEEDS_WORKERS)
+OF_WORKERS["worker_command"] = "; only SubprocVectorEnv starts its workers by a command"
+OF_WORKERS["spare_envs"] = '; it needs worker processes: use ShmemVectorEnv (backend="shmem")'
+OF_WORKERS["recycle_after"] = (
+    "; memory that an env leaks is only free after the end of its process, so this needs worker processes: use "
+    'ShmemVectorEnv (backend="shmem")'
+)
 
 
 def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], hidden: Iterable[str] = ()) -> None:
@@ -355,8 +405,7 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
         if name not in known:
             close = _closest(name, known)
             meant = f"; it has {', '.join(known)}" if close is None else f"; did you mean {close!r}?"
-            meant = '; it needs workers: use ShmemVectorEnv (backend="shmem")' if name in OF_WORKERS else meant
-            raise TypeError(f"{user.__name__} has no argument {name!r}{meant}")
+            raise TypeError(f"{user.__name__} has no argument {name!r}{OF_WORKERS.get(name, meant)}")
 
 
 def option_meant(name: str, *takers: type[Any]) -> str | None:

@@ -277,6 +277,8 @@ class BaseVectorEnv(Layer, EngineProperties):
         - `worker_busy_s`: seconds in rounds, per worker
         - `slowest_worker`, `slowest_env_ids`: index of the busiest worker, and its env ids
         - `restarts`, `absorbed`: number of restarted workers, and of failures that on_error="restart" absorbed
+        - `recycled`, `recycled_because`: with `recycle_after`, number of replaced workers, in all and by reason
+          ("episodes", "memory", "function")
         - `openmp_active`, `openmp_rounds`: True if rounds end idle OpenMP threads, and the number of such rounds
         - `openblas_shortened`: True if OpenBLAS threads sleep sooner
 

@@ -7,11 +7,19 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from vecenv.arguments import check_command, check_options, check_resources, check_timeout, named_env_fns
-from vecenv.backends.backend import Backend
+from vecenv.arguments import (
+    check_command,
+    check_options,
+    check_resources,
+    check_spare_envs,
+    check_timeout,
+    named_env_fns,
+)
+from vecenv.backends.backend import Backend, WorkerInfo
 from vecenv.backends.command import CommandBackend
 from vecenv.backends.dummy import DummyBackend
 from vecenv.backends.ray_backend import RayBackend
+from vecenv.backends.recycling import recycle_rule
 from vecenv.backends.shmem import ShmemBackend
 from vecenv.backends.subproc import SubprocBackend
 from vecenv.backends.thread import ThreadBackend
@@ -19,6 +27,7 @@ from vecenv.base import BaseVectorEnv
 
 EnvFns = Sequence[Callable[[], Any] | str]
 NamedEnvFns = Sequence[str | tuple[str, Mapping[str, Any]]]
+RecycleAfter = int | str | Callable[[WorkerInfo], bool] | None
 START_TIMEOUT = 120.0
 SET_BY_SUBCLASS = ("backend", "worker_fn")
 """Arguments of BaseVectorEnv that callers may not pass."""
@@ -91,10 +100,17 @@ class ProcessVectorEnv(WorkersVectorEnv):
         context: str | None = None,
         affinity: bool = False,
         release_openmp: bool = True,
+        recycle_after: RecycleAfter = None,
+        spare_envs: int = 0,
         **options: Any,
     ) -> None:
         self.backend_class = partial(
-            self.backend_class, context=context, affinity=affinity, release_openmp=release_openmp
+            self.backend_class,
+            context=context,
+            affinity=affinity,
+            release_openmp=release_openmp,
+            rule=recycle_rule(recycle_after),
+            spare_envs=check_spare_envs(spare_envs),
         )
         super().__init__(env_fns, wait_num, timeout, **options)
 
@@ -134,7 +150,8 @@ class SubprocVectorEnv(ProcessVectorEnv):
             fns: Any = env_fns
             super().__init__(fns, wait_num, timeout, context=context, **options)
             return
-        local = {"share_memory": share_memory, "context": context, "affinity": options.pop("affinity", False)}
+        local = {"share_memory": share_memory, "context": context}
+        local |= {name: options.pop(name, None) for name in ("affinity", "recycle_after", "spare_envs")}
         if given := [name for name, value in local.items() if value]:
             raise TypeError(f"{given[0]} is for worker processes of this program, so worker_command cannot have it")
         self.backend_class = partial(
@@ -158,6 +175,12 @@ class ShmemVectorEnv(ProcessVectorEnv):
         affinity: bind each worker to one CPU.
         release_openmp: end idle OpenMP threads (of torch) in this process, and let idle OpenBLAS threads (of numpy)
             sleep sooner. These threads wait in busy loops, which take CPUs.
+        recycle_after: replace a worker between episodes, because its envs leak memory: a number of episodes per env,
+            the memory of a worker and its child processes ("2 GiB"), or a function of a worker (with the attributes
+            `ids`, `pid`, `episodes` and `memory`) that returns a bool. See docs/guides/failures.md.
+        spare_envs: number of envs per worker that have a second instance. A thread of the worker resets this instance
+            while the first instance steps, so that a slow reset takes no time of a round. See
+            docs/guides/waiting-envs.md.
 
     >>> import gymnasium as gym
     >>> with ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8) as venv:
@@ -214,7 +237,7 @@ class RayVectorEnv(WorkersVectorEnv):
             raises WorkerTimeoutError. By default, vecenv waits. A host without power is noticed after 2 s,
             and a host that does not answer after `step_timeout`, by default about 65 s. The next `reset` uses a
             different host.
-        release_openmp: as in ShmemVectorEnv.
+        release_openmp, recycle_after, spare_envs: as in ShmemVectorEnv.
 
     Raises ImportError without ray, and WorkerTimeoutError if the cluster has no room for the actors.
     """
@@ -231,6 +254,8 @@ class RayVectorEnv(WorkersVectorEnv):
         scheduling: Any = "SPREAD",
         placement_group: Any = None,
         release_openmp: bool = True,
+        recycle_after: RecycleAfter = None,
+        spare_envs: int = 0,
         **options: Any,
     ) -> None:
         check_resources(num_cpus, 0, resources, runtime_env)
@@ -242,6 +267,8 @@ class RayVectorEnv(WorkersVectorEnv):
             scheduling=scheduling,
             placement_group=placement_group,
             release_openmp=release_openmp,
+            rule=recycle_rule(recycle_after),
+            spare_envs=check_spare_envs(spare_envs),
         )
         super().__init__(env_fns, wait_num, timeout, **options)
 

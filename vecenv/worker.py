@@ -100,10 +100,13 @@ def _serve(stream: WorkerStream, start: dict[str, Any]) -> None:
     env_fns: list[Callable[[], Any]] = [partial(_make, name, kwargs) for name, kwargs in start["envs"]]
     args = WorkerArgs(
         index=0,
+        place=0,
         num_workers=1,
         first_id=start["first_id"],
         count=len(env_fns),
         eager=start["eager"],
+        shares_block=False,
+        spare_envs=0,
         control=nothing,
         stacks=nothing,
         setup=WorkerSetup(env_fns, []),

@@ -148,6 +148,10 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
         options["step_timeout"] = job.step_timeout
     if job.worker_command:
         options["worker_command"] = list(job.worker_command)
+    if job.spare_envs:
+        options["spare_envs"] = job.spare_envs
+    if job.recycle_after is not None:
+        options["recycle_after"] = job.recycle_after
     make = partial(VECTOR_ENVS[job.backend], env_fns, **options)
     try:
         if job.num_workers is not None or job.backend not in ("shmem", "subproc", "ray"):  # "auto" retries by itself

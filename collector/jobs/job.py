@@ -12,12 +12,14 @@ except ImportError as error:
     raise ImportError("collection jobs need msgspec: pip install 'vecenv[job]'") from error
 
 from collector.batch.step_extras import check_info_keys
+from vecenv.arguments import as_recycle_after
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 
 BUILT_IN_POLICIES = ("random", "mlp")
 DEFAULT_MODULES = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
 CHANGEABLE_SETTINGS = frozenset(
-    {"backend", "num_workers", "step_timeout", "worker_command", "on_error", "retries", "max_failed"}
+    {"backend", "num_workers", "step_timeout", "worker_command", "recycle_after", "spare_envs"}
+    | {"on_error", "retries", "max_failed"}
     | {"shard_bytes", "shard_seconds", "compress", "ray"}
 )
 """Settings that do not change episodes, so a resumed job may change them."""
@@ -95,8 +97,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         num_envs: Number of parallel envs.
         backend: Where the envs run: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in
             worker processes), "ray" (in actors). "auto" measures an additional env, and uses "shmem" with the fastest
-            number of workers. If `on_error` is "raise", and `num_workers` and `step_timeout` are not set, "auto" may
-            use "dummy" or "thread" instead.
+            number of workers. If `on_error` is "raise", and `num_workers`, `step_timeout`, `recycle_after` and
+            `spare_envs` are not set, "auto" may use "dummy" or "thread" instead.
         num_workers: Worker processes, threads or actors; by default the backend decides.
         worker_command: For backend "subproc": words of a command that starts each worker, such as ["ssh", "gpu-7",
             "python", "-m", "vecenv.worker"]. The command makes the env, so the env's wrappers must be in its function.
@@ -112,6 +114,10 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         retries: Number of retries per episode. 0 means 1, because the failure of another env may interrupt an episode.
         max_failed: Maximum number of skipped episodes, earlier runs included. If more are skipped, the job fails.
         step_timeout: Seconds after which a hanging env counts as failed. Not for backend "dummy".
+        recycle_after: Replace a worker between episodes, because its envs leak memory: a number of episodes per env, or
+            the memory of a worker ("2 GiB"). Only for worker processes and actors.
+        spare_envs: Number of envs per worker with a second instance, which is reset while the first instance steps.
+            For envs with slow resets. Only for worker processes and actors.
         shard_bytes: Commit episodes (write them to a shard) when they have this many bytes.
         shard_seconds: Also commit when the oldest uncommitted episode is this old. A resumed job repeats only
             uncommitted episodes.
@@ -146,6 +152,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     retries: NonNegativeInt = 1
     max_failed: NonNegativeInt = 10
     step_timeout: Seconds | None = None
+    recycle_after: int | str | None = None
+    spare_envs: NonNegativeInt = 0
     shard_bytes: PositiveInt = 64 * 2**20
     shard_seconds: Seconds = 30.0
     compress: bool = False
@@ -172,6 +180,19 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
                 'step_timeout: the dummy backend cannot end an env that hangs; use backend = "shmem" or "subproc"'
             )
         self._check_command()
+        try:
+            as_recycle_after(self.recycle_after)
+        except (TypeError, ValueError) as error:
+            raise JobError(str(error)) from None
+        if self.recycle_after is not None and self.backend in ("dummy", "thread"):
+            raise JobError(
+                f"recycle_after: memory that an env leaks is only free after the end of its process, and the "
+                f'{self.backend} backend has no worker processes; use backend = "shmem" or "subproc"'
+            )
+        if self.spare_envs and self.backend in ("dummy", "thread"):
+            raise JobError(
+                f'spare_envs: the {self.backend} backend has no worker processes; use backend = "shmem" or "subproc"'
+            )
         if self.num_workers is not None and self.num_workers > self.num_envs:
             raise JobError(
                 f"num_workers: {self.num_workers} workers for {self.num_envs} envs; pass at most one per env"

@@ -18,6 +18,7 @@ from hypothesis.stateful import initialize, rule
 
 from collector import AsyncDataCollector, EpisodeCutter, SyncDataCollector, action_seed
 from tests.fuzz.driver import Program
+from tests.fuzz.engine import always
 from tests.fuzz.envs import Scripted, Told, assert_same
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.arguments import seed_chain
@@ -201,6 +202,8 @@ class Fuzz(Program):
         random_first=st.sampled_from([0, 0, 0, 5, 12]),
         raises_at=st.sampled_from([0, 0, 0, 1, 2, 5]),
         fault=st.sampled_from(["", "", "raise", "raise", "die"]),
+        recycles=st.sampled_from([False, False, True]),
+        spare_envs=st.integers(0, 2),
     )
     def make(
         self,
@@ -220,6 +223,8 @@ class Fuzz(Program):
         random_first: int,
         raises_at: int,
         fault: str,
+        recycles: bool,
+        spare_envs: int,
     ) -> None:
         is_async = is_async and numbered is None
         self.n, self.policy, self.most, self.is_async = n, policy, most, is_async
@@ -240,7 +245,10 @@ class Fuzz(Program):
             each = [{("step", at): "raise" for at in own if not self.at_each_iter} for own in faults[:n]]
             self.envs = [Masked(i, faults=own) for i, own in enumerate(each)]
             fns = [partial(Masked, i, faults=own) for i, own in enumerate(each)]
-        options = {} if backend is DummyVectorEnv else {"num_workers": min(workers, n)}
+        options: dict[str, Any] = {} if backend is DummyVectorEnv else {"num_workers": min(workers, n)}
+        if backend in (ShmemVectorEnv, SubprocVectorEnv):
+            options |= {"recycle_after": always} if recycles else {}
+            options |= {"spare_envs": spare_envs} if self.numbered is not None and fault != "die" else {}
         self.venv = backend(fns, on_error="restart", max_restarts=10**6, **options)
         kind = AsyncDataCollector if is_async else SyncDataCollector
         more: dict[str, Any] = {"storing_device": "cpu"} if tensors else {}

@@ -65,6 +65,19 @@ def resets_end(faults: dict[tuple[str, int], str]) -> bool:
     return ("reset", first) not in faults
 
 
+def always(worker: Any) -> bool:
+    return True
+
+
+def await_new_worker(venv: Any) -> None:
+    """Wait until envs would move to a new worker in their next reset."""
+    backend, deadline = venv.engine.backend, time.monotonic() + 20
+    while not backend.moving:
+        assert time.monotonic() < deadline, "no new worker has started"
+        backend.recycle()
+        time.sleep(1e-3)
+
+
 class Failed:
     """The failure of an env in the oracle; `row`: of the step that ended the episode, if the reset after it failed."""
 
@@ -89,6 +102,7 @@ class Fuzz(Program):
         faults=st.lists(FAULTS, min_size=N, max_size=N),
         wait_num=st.sampled_from([None, None, None, *range(1, N + 1)]),
         timeout=st.sampled_from([None, None, 1e-3]),
+        recycles=st.sampled_from([False, False, True]),
     )
     def make(
         self, backend: Any, n: int, workers: int, every: int, faults: Any, wait_num: Any, timeout: Any, **options: Any
@@ -116,6 +130,8 @@ class Fuzz(Program):
         ]
         options |= {"on_error": "restart" if self.restarts else "raise", "max_restarts": 10**6}
         options |= {} if backend is DummyVectorEnv else {"num_workers": workers}
+        self.recycles = options.pop("recycles") and self.remote
+        options |= {"recycle_after": always} if self.recycles else {}
         options |= {"wait_num": min(wait_num or n, n), "timeout": timeout}
         self.wait_num = options["wait_num"]
         self.is_async = self.wait_num < n or timeout is not None
@@ -414,6 +430,12 @@ class Fuzz(Program):
             self.envs[i] = self.oracle(i)
         if lost:
             self.reset_all(lost, {"seed": seed})
+
+    @rule()
+    def start_new_worker(self) -> None:
+        """Start a worker that replaces another one. The envs move to it in later resets."""
+        if self.recycles and not self.flying and not self.errors:
+            await_new_worker(self.venv)
 
     @rule(seed=SMALL)
     def seed(self, seed: int) -> None:

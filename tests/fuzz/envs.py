@@ -147,6 +147,13 @@ class Scripted(gymnasium.Env):
     def set_state(self, state: Any) -> None:
         self.calls, self.episode, self.t, self.seeded, self.options, self.mark = state
 
+    def episode_state(self) -> dict[str, Any]:
+        """Return what a new worker's env continues."""
+        return {name: getattr(self, name) for name in ("calls", "episode", "t", "seeded", "options", "mark")}
+
+    def set_episode_state(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
     def echo(self, *args: Any, **kwargs: Any) -> Any:
         return self.id, self.t, args, kwargs
 

@@ -19,6 +19,7 @@ from hypothesis.stateful import initialize, rule
 
 from collector import SyncDataCollector
 from tests.fuzz.driver import Program
+from tests.fuzz.engine import always, await_new_worker
 from tests.fuzz.envs import Told, normed
 from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.interrupts import call_with_signal, interrupted
@@ -44,6 +45,8 @@ BACKENDS: dict[str, Any] = {
     "subproc": SubprocVectorEnv,
     "shmem, one worker": partial(ShmemVectorEnv, num_workers=1),
     "subproc, one worker": partial(SubprocVectorEnv, num_workers=1),
+    "shmem, new workers": partial(ShmemVectorEnv, num_workers=1, recycle_after=always),
+    "subproc, new workers": partial(SubprocVectorEnv, recycle_after=always),
 }
 N = 3
 SMALL = st.integers(0, 99)
@@ -138,6 +141,11 @@ class Fuzz(Program):
             self.check(obs, ids, actions, infos)
 
     # The operations.
+
+    @rule()
+    def start_new_worker(self) -> None:
+        if self.usable and self.sent is None and self.venv.engine.backend.recycles:
+            await_new_worker(self.venv)
 
     @rule(
         call=st.sampled_from(CALLS),

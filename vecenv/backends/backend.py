@@ -35,11 +35,17 @@ NO_EXTRAS = Taken({})
 
 
 class WorkerInfo(NamedTuple):
-    """A worker's env ids, process id (`None` if unknown or this process), and seconds in rounds."""
+    """Facts about a worker. `recycle_after` may be a function of this object."""
 
     ids: Sequence[int]
     pid: int | None
+    """Process id, or `None` if unknown or this process."""
     busy_seconds: float
+    """Seconds in rounds."""
+    episodes: int = 0
+    """Episodes per env that have ended since the worker's start. 0 for envs in this process."""
+    memory: int = 0
+    """Bytes of the worker and its child processes at the last reset of an env. 0 for envs in this process."""
 
 
 class EnvCall:
@@ -101,6 +107,8 @@ class Backend(ABC):
     """True if an action may be any object. If False, an action has the dtype of its space."""
     takes_tensors: bool = False
     """True if actions may be tensors, which stay on their device."""
+    recycles: bool = False
+    """True if workers are replaced between episodes."""
     hosts_here: bool = False
     """True if envs may run in this process, and may share objects with the caller."""
     copies: bool = True
@@ -117,6 +125,11 @@ class Backend(ABC):
     def workers(self) -> list[WorkerInfo]:
         """One entry per worker."""
         return []
+
+    @property
+    def moving(self) -> Collection[int]:
+        """Ids of the envs that `move` would give to a new worker."""
+        return ()
 
     @property
     def own_stats(self) -> dict[str, Any]:
@@ -187,6 +200,12 @@ class Backend(ABC):
             error = self.lost[i] = unreturned(i, [i], [i])
             error.env_id, error.env_ids = i, (i,)
         self.take(None)
+
+    def recycle(self) -> None:  # noqa: B027
+        """Begin or continue to replace a worker. Raises the exceptions of the caller's function `recycle_after`."""
+
+    def move(self, ids: Sequence[int]) -> None:  # noqa: B027
+        """Give the envs of `ids` in `moving`, which are idle and need a reset, to their new worker."""
 
     def ended(self) -> Collection[int]:
         """Return the ids of envs that no longer exist. Any thread may call this, so change no state."""

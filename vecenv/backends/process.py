@@ -8,7 +8,7 @@ engine -- send, wait, take, call --> ProcessBackend: results, calls, lost envs
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -25,10 +25,11 @@ from vecenv.backends.ipc.serialization import dumps, dumps_by_value
 from vecenv.backends.ipc.waiting import fence
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.infos import InfoReader
-from vecenv.backends.memory.shared_memory import A_ROUND, BUSY_NS, DOING, ELSEWHERE, FRAMES, SENDING
+from vecenv.backends.memory.shared_memory import A_ROUND, DOING, ELSEWHERE, FRAMES, SENDING
 from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import WorkerHandle, suspects_of
 from vecenv.backends.pool.worker_pool import WorkerPool
+from vecenv.backends.recycling import Recycler, Rule, info_of
 from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import RoundServer, advice
 from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerWarnings
@@ -48,16 +49,21 @@ class ProcessBackend(Backend):
         pool: WorkerPool,
         step_timeout: float | None = None,
         release_openmp: bool = True,
+        rule: Rule | None = None,
+        spare_envs: int = 0,
     ) -> None:
         super().__init__()
         self.pool, self._transport, self._code = pool, transport, pool.code
+        pool.spare_envs = spare_envs
+        self._recycler = None if rule is None else Recycler(rule, self)
+        self.recycles = rule is not None
         self._watchdog = Watchdog(step_timeout, pool.kill)
         self._ends_spinning = release_openmp
         self._spinning: SpinningThreads | None = None
         self._engaged: SpinningThreads | None = None
         self._answers: Answers
-        self._requests: dict[int, tuple[WorkerHandle, EnvCall]] = {}
-        """CALL frames without a reply, by frame number."""
+        self._requests: dict[int, tuple[WorkerHandle, EnvCall, Sequence[int]]] = {}
+        """CALL frames without a reply, by frame number, with the ids of their envs."""
         self._number = 0
         self._warnings = WorkerWarnings()
         self._epoch = 0
@@ -68,15 +74,20 @@ class ProcessBackend(Backend):
 
     @property
     def workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo(w.ids, w.pid, w.line[BUSY_NS] / 1e9) for w in self.pool.workers]
+        return [info_of(worker) for worker in self.pool.hosts]
+
+    @property
+    def moving(self) -> Collection[int]:
+        return () if self._recycler is None else self._recycler.moving
 
     @property
     def own_stats(self) -> dict[str, Any]:
-        return {} if self._spinning is None else self._spinning.stats()
+        recycled = {} if self._recycler is None else self._recycler.stats()
+        return recycled if self._spinning is None else recycled | self._spinning.stats()
 
     @property
     def processes(self) -> list[Any]:
-        return [getattr(worker, "process", None) for worker in self.pool.workers]
+        return [getattr(worker, "process", None) for worker in self.pool.hosts]
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = self._n = len(env_fns)
@@ -100,15 +111,21 @@ class ProcessBackend(Backend):
     def bind(self, layout: Layout) -> Arena:
         self._setup = self._code.dumps(layout)
         arena = self._transport.bind(layout, self._n)
+        arena.owner[...] = self.pool.worker_of
+        self.pool.worker_of = arena.owner
         self.arena, self._answers = arena, Answers(arena)
         self._status: Any = arena.status.data
         self._infos = InfoReader(arena.info, self.pool.worker_of)
         self._all_done = bytes([opcodes.DONE]) * self._n
         self._all_infos = bytes([opcodes.DONE_INFO]) * self._n
-        for worker in self.pool.workers:
-            self._transport.serves(worker)
-            self.pool.post(worker, messages.SETUP, 0, self._setup)
+        for worker in self.pool.hosts:
+            self.set_up(worker)
         return arena
+
+    def set_up(self, worker: WorkerHandle) -> None:
+        self._watchdog.discard(worker)
+        self._transport.serves(worker)
+        self.pool.post(worker, messages.SETUP, 0, self._setup)
 
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
@@ -175,7 +192,7 @@ class ProcessBackend(Backend):
         self._waits = 1 if self._eager or self._engaged is not None else REVIEW_WAITS
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
-        called: dict[WorkerHandle, Sequence[int]] = {worker: worker.ids for worker, _ in self._requests.values()}
+        called: dict[WorkerHandle, Sequence[int]] = {worker: worker.ids for worker, _, _ in self._requests.values()}
         called |= {worker: worker.ids for worker in self._unsynced if worker.alive}
         return called | {worker: ids for worker in self.pool.workers if (ids := self._pending(worker))}
 
@@ -214,13 +231,18 @@ class ProcessBackend(Backend):
     def resynchronise(self, deadline: float) -> None:
         pool = self.pool
         pool.resume()
+        if self._recycler is not None:
+            self._recycler.resynchronise()
+            self._infos.assign(pool.worker_of)
+            for worker in pool.hosts:
+                self._transport.serves(worker)
         for worker in pool.workers:
-            lost = [i for i in worker.ids if i in self.lost]
+            lost = [i for i in worker.hosted if i in self.lost]
             if worker.alive and lost:  # its restart was interrupted
                 pool.kill(worker, None)
-            elif not worker.alive and len(lost) < len(worker.ids):
+            elif not worker.alive and len(lost) < len(worker.hosted):
                 self.on_loss(worker)
-        for _, call in self._requests.values():
+        for _, call, _ in self._requests.values():
             call.discarded = True
         self._requests = {}
         self._epoch += 1
@@ -261,19 +283,30 @@ class ProcessBackend(Backend):
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         blobs, call = self.encode(ids, 0, None, dict(zip(ids, args, strict=True))), EnvCall(ids, op)
+        if self._recycler is not None and op == "set_env_attr":
+            for i, (name, _) in zip(ids, args, strict=True):
+                self._recycler.attributes.setdefault(i, {})[name] = blobs[i]
         for w in sorted({int(self.pool.worker_of[i]) for i in ids}):
             worker = self.pool.workers[w]
-            if worker.alive:
-                self._number += 1
-                self._requests[self._number] = worker, call
-                self.pool.request(worker, messages.CALL, self._number, self._code.dumps((op, worker.own(blobs))))
-            else:
-                self._fail(call, worker)
+            self._request(worker, call, worker.own(blobs))
         return call
 
-    def _fail(self, call: EnvCall, worker: WorkerHandle) -> None:
-        lost = [i for i in call.ids if i in worker.ids and i in self.lost]
-        call.found.update({i: died_failure(i, call.op, self.lost[i]) for i in lost})
+    def request(self, worker: WorkerHandle, ids: Sequence[int], op: str, blobs: Mapping[int, bytes]) -> EnvCall:
+        call = EnvCall(ids, op)
+        self._request(worker, call, {i - worker.start: blob for i, blob in blobs.items()})
+        return call
+
+    def _request(self, worker: WorkerHandle, call: EnvCall, blobs: Mapping[int, bytes]) -> None:
+        ids = [worker.start + j for j in blobs]
+        if worker.alive:
+            self._number += 1
+            self._requests[self._number] = worker, call, ids
+            self.pool.request(worker, messages.CALL, self._number, self._code.dumps((call.op, blobs)))
+        else:
+            self._fail(call, worker, ids)
+
+    def _fail(self, call: EnvCall, worker: WorkerHandle, ids: Sequence[int]) -> None:
+        call.found.update({i: died_failure(i, call.op, self.lost.get(i) or worker.death(i)) for i in ids})
 
     def on_loss(self, worker: WorkerHandle) -> None:
         # If a worker dies before its envs are made, the pool raises.
@@ -281,17 +314,17 @@ class ProcessBackend(Backend):
             pending = self._pending(worker)
             self._keep_infos(worker, pending)
             began = worker.line[DOING] in (A_ROUND, SENDING, ELSEWHERE)
-            self.lost.update({i: worker.death(i) for i in worker.ids})
+            self.lost.update({i: worker.death(i) for i in worker.hosted})
             for i in pending:
                 self._answers.put(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
-        for number, (asked, call) in list(self._requests.items()):
+        for number, (asked, call, ids) in list(self._requests.items()):
             if asked is worker:
-                self._fail(call, worker)
+                self._fail(call, worker, ids)
                 del self._requests[number]
 
     def _keep_infos(self, worker: WorkerHandle, pending: Sequence[int]) -> None:
         """Copy an ended worker's infos, because a restarted worker gives schemas new numbers."""
-        in_rows = [i for i in worker.ids if self._status[i] == opcodes.DONE_INFO and i not in pending]
+        in_rows = [i for i in worker.hosted if self._status[i] == opcodes.DONE_INFO and i not in pending]
         for infos in self._infos.read(in_rows) or ():
             for i, info in infos.items():
                 self._answers.put(i, Extra(info))
@@ -302,7 +335,7 @@ class ProcessBackend(Backend):
             self._answers.fail(i, error, began=False)
 
     def _pending(self, worker: WorkerHandle) -> list[int]:
-        return [i for i in worker.ids if self._answers.busy(i) or self._lacks_rest(i)]
+        return [i for i in worker.hosted if self._answers.busy(i) or self._lacks_rest(i)]
 
     def _lacks_rest(self, i: int) -> bool:
         if self._status[i] == opcodes.DONE_INFO:
@@ -312,15 +345,32 @@ class ProcessBackend(Backend):
 
     def restart(self, env_id: int) -> Sequence[int]:
         worker = self.pool.workers[int(self.pool.worker_of[env_id])]
-        self._watchdog.discard(worker)
-        self.pool.restart(worker, self._setup)
-        self._transport.serves(worker)
-        for i in worker.ids:  # keep the status bytes, which may announce earlier answers
+        ids = worker.hosted
+        if self._recycler is not None and (new := self._recycler.restarts(worker)) is not None:
+            self.assign(ids, new)
+        else:
+            self._watchdog.discard(worker)
+            self.pool.restart(worker, self._setup)
+            self._transport.serves(worker)
+        for i in ids:  # keep the status bytes, which may announce earlier answers
             self.lost.pop(i, None)
-        return worker.ids
+        return ids
+
+    def recycle(self) -> None:
+        if self._recycler is not None:
+            self._recycler.review()
+
+    def move(self, ids: Sequence[int]) -> None:
+        if self._recycler is not None:
+            self._recycler.move(ids)
+
+    def assign(self, ids: Sequence[int], worker: WorkerHandle) -> None:
+        self.pool.assign(ids, worker)
+        self._infos.assign(self.pool.worker_of)
+        self._transport.serves(worker)
 
     def ended(self) -> set[int]:
-        ended = {i for worker in self.pool.workers if not worker.alive or worker.seems_ended() for i in worker.ids}
+        ended = {i for worker in self.pool.hosts if not worker.alive or worker.seems_ended() for i in worker.hosted}
         return ended.union(self.lost)
 
     def end_wait(self) -> None:

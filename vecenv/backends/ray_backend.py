@@ -17,6 +17,7 @@ from vecenv.backends.pool.ray_worker import RayPool, RayWorker
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process import ProcessBackend
+from vecenv.backends.recycling import Rule
 from vecenv.backends.shmem import ShmemServer, ShmemTransport
 from vecenv.backends.subproc import SubprocServer, SubprocTransport
 from vecenv.layout import Layout
@@ -44,8 +45,9 @@ class RayTransport(ShmemTransport):
         return arena
 
     def serves(self, worker: WorkerHandle) -> None:
-        self._is_remote[worker.start : worker.stop] = not worker.on_this_node
+        self._is_remote[list(worker.hosted)] = not worker.on_this_node
         self._any_remote = bool(self._is_remote.any())
+        self._frames.serves(worker)
         if not worker.on_this_node:
             assert isinstance(worker, RayWorker)
             worker.expect(self._frames.answer_bytes(worker))
@@ -76,11 +78,17 @@ class RayTransport(ShmemTransport):
 
 class RayBackend(ProcessBackend):
     def __init__(
-        self, start_timeout: float, step_timeout: float | None, release_openmp: bool = True, **options: Any
+        self,
+        start_timeout: float,
+        step_timeout: float | None,
+        release_openmp: bool = True,
+        rule: Rule | None = None,
+        spare_envs: int = 0,
+        **options: Any,
     ) -> None:
         self._is_limited = step_timeout is not None
         pool = RayPool(start_timeout, step_timeout, **options)
-        super().__init__(RayTransport(), pool, step_timeout, release_openmp)
+        super().__init__(RayTransport(), pool, step_timeout, release_openmp, rule, spare_envs)
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
         """Return workers that owe answers. Without `step_timeout`, skip remote actors, which report no progress."""

@@ -70,9 +70,10 @@ class ShmemServer(RoundServer):
         self._shared: ShmemArgs = args.transport
         self._handled = 0
         self._payloads: dict[int, bytes] = {}
-        self._num_workers = 0 if args.eager else args.num_workers
-        self._index = args.index
+        self._num_workers = 0 if args.eager else args.num_workers - args.shares_block
+        self._place, self._shares_block = args.place, args.shares_block
         control, w = Control(args.num_workers, args.control.fd), args.index
+        self._index = w
         self._rounds = control.rounds[w : w + 1]
         self._parent_wakeup = Wakeup(-1, self._shared.parent_wakeup.fd, control.sleepers[args.num_workers :])
         self._full = control.full
@@ -87,6 +88,7 @@ class ShmemServer(RoundServer):
         self._memory = mmap.mmap(self._shared.memory.fd, arena_bytes(layout, n))
         self._block = Arena.build(layout, n, self._memory).block(self.first_id, self.first_id + self.count)
         self._status: Any = self._block.status.data
+        self._owns_all = np.full_like(self._block.owner, self._index).tobytes()
         self.infos = InfoWriter(self._block.info)
         self.host.bind(layout, self._block, self.infos)
 
@@ -145,7 +147,7 @@ class ShmemServer(RoundServer):
         cpus = (allowed_cpus() if binds_to_cpus() else None) or set()
         if not 1 < len(cpus) <= self._num_workers:
             return None
-        return {sorted(cpus)[self._index % len(cpus)]}, cpus
+        return {sorted(cpus)[self._place % len(cpus)]}, cpus
 
     def _allow(self, awake: int) -> None:
         """Bind the worker to one CPU for sleeping (0), or allow all CPUs (1)."""
@@ -160,7 +162,10 @@ class ShmemServer(RoundServer):
         return self.handle(frame)
 
     def _round(self, asked: bytes) -> None:
-        self.run_block(asked, self._block.action, self._payload, self._answer)
+        if self._shares_block and (owners := self._block.owner.tobytes()) != self._owns_all:
+            owned = (np.frombuffer(owners, self._block.owner.dtype) == self._index).tolist()
+            asked = bytes(op if own else opcodes.IDLE for op, own in zip(asked, owned, strict=True))
+        self.serve_round(asked, self._block.action, self._payload, self._answer)
 
     def _payload(self, j: int, op: int) -> Any:
         return self.load_payload(j, op, self._payloads.pop(j))

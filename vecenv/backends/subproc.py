@@ -69,7 +69,7 @@ class SubprocServer(RoundServer):
         def load(j: int, op: int) -> Any:
             return self.load_payload(j, op, payloads[j])
 
-        self.run_block(ops, self._block.action, load, self._answer)
+        self.serve_round(ops, self._block.action, load, self._answer)
 
     def _answer(self, ids: Any, extras: dict[int, Extra]) -> None:
         self.line[DOING] = SENDING
@@ -121,6 +121,9 @@ class SubprocTransport(Transport):
         self._finals = [(array, array[0].nbytes) for array in arena.finals()]
         self._blocks = [self._block(slice(worker.start, worker.stop)) for worker in self._pool.workers]
 
+    def serves(self, worker: WorkerHandle) -> None:
+        self._blocks[worker.index] = self._block(slice(worker.start, worker.stop))
+
     def answer_bytes(self, worker: WorkerHandle) -> int:
         return self._blocks[worker.index].size
 
@@ -139,6 +142,9 @@ class SubprocTransport(Transport):
         status, pool = self._arena.status, self._pool
         asked = np.zeros(len(status), dtype=np.uint8)
         asked[... if ids is None else ids] = ops
+        if pool.is_shared:
+            self._send_parts(asked, payloads)
+            return
         all_ops = asked.tobytes()
         for worker, block in zip(pool.workers, self._blocks, strict=True):
             mine = all_ops[block.rows]
@@ -151,6 +157,15 @@ class SubprocTransport(Transport):
                 block.status[:] = mine
             else:
                 np.copyto(status[block.rows], asked[block.rows], where=asked[block.rows] > 0)
+
+    def _send_parts(self, asked: np.ndarray, payloads: Mapping[int, Any]) -> None:
+        """Send operations while two workers serve the envs of a block."""
+        for worker in self._pool.workers:
+            mine = bytes(int(asked[i]) if i in worker.hosted else opcodes.IDLE for i in worker.ids)
+            if any(mine) and worker.alive:
+                actions = self._blocks[worker.index].actions
+                self._pool.post(worker, messages.ROUND, 0, mine, *actions, worker.pickle_own(payloads))
+        np.copyto(self._arena.status, asked, where=asked > 0)
 
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
         pool = self._pool

@@ -31,7 +31,7 @@ class Transport(ABC):
         """Build the parent's arena for `n` envs."""
 
     def serves(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Prepare for a worker that has just made its envs."""
+        """Prepare for a worker that has just made its envs, or has received envs from another worker."""
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:

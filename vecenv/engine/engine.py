@@ -77,7 +77,7 @@ class Engine:
         self.mark = Mark() if mark is None else mark
         self.mark.owner, self.mark.closed = 0, None
         self.recovery = Recovery(backend, on_error, max_restarts, self.mark)
-        self._absorbs = self.recovery.absorbs
+        self._prepares = self.recovery.absorbs or backend.recycles
         layout = self._open(env_fns, num_workers, check_spaces, warns)
         self.num_workers, self.autoresets = backend.num_workers, backend.autoresets
         action_spaces = [report.action_space for report in self.reports]
@@ -280,8 +280,13 @@ class Engine:
             ops |= opcodes.AUTORESET
             if autoreset is not True or self._seeded or not self.autoresets:
                 self._set_reset_seeds(... if ids is None else ids, autoreset)
+            if self._prepares:
+                self.recovery.recycle()
+                ops = self.recovery.mark_moves(ids, ops)
         args: dict[int, dict[str, Any]] = NO_ARGUMENTS  # type: ignore[assignment]
         if resets is not None and chosen:
+            if self._prepares:
+                self.recovery.recycle()
             args = reset_arguments(chosen, kwargs)
             encoded = {**encoded, **args} if kwargs else {i: encoded[i] for i in encoded if i not in args}
             ops = np.where(resets, np.uint8(opcodes.RESET_KWARGS if kwargs else opcodes.RESET), np.uint8(ops))
@@ -301,8 +306,7 @@ class Engine:
         if args:
             self._begin_resets(args)
             plain = False
-        self._start(ids, ops, encoded)
-        return plain
+        return self._start(ids, ops, encoded) and plain
 
     def _set_reset_seeds(self, rows: Any, seeds: Any) -> None:
         """Record the seeds (True: no seeds) for autoresets. Raise TypeError if the backend has no autoreset, or if its
@@ -324,6 +328,8 @@ class Engine:
 
     def _start_resets(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> None:
         self.status.check_idle(ids)
+        if self._prepares:
+            self.recovery.recycle()
         asked = self.all_ids if ids is None else ids.tolist()
         args = reset_arguments(asked, kwargs)
         op = opcodes.RESET_KWARGS if kwargs else opcodes.RESET
@@ -334,24 +340,31 @@ class Engine:
         self._start(ids, op, encoded)
 
     def _begin_resets(self, args: dict[int, dict[str, Any]]) -> None:
+        self.backend.move(list(args))
         self.recovery.restart_lost(args)
         self.recovery.discard_errors(args)
         self.recovery.resets.update(args)
         self.statistics.resets += len(args)
 
-    def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
-        """Send a round to the backend. With on_error="restart", failed envs get truncated rows instead."""
+    def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> bool:
+        """Send a round to the backend. With on_error="restart", failed envs get truncated rows instead.
+
+        Return False if `recovery` must see the results.
+        """
         self.statistics.rounds += 1
         if ids is not None:
             self.statistics.left_out += self.env_num - len(ids)
-        if self._absorbs:
-            self.recovery.save_observations(ids, ops)
-            if self.recovery.errors:
+        if self._prepares:
+            ops = self.recovery.prepare(ids, ops)
+            if self.recovery.absorbs and self.recovery.errors:
                 ids, ops = self.recovery.answer_failed(np.arange(self.env_num) if ids is None else ids, ops)
                 encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
                 if not len(ids):
-                    return
+                    return False
+            self.backend.send(ids, ops, encoded)
+            return not self.recovery.withheld
         self.backend.send(ids, ops, encoded)
+        return True
 
     def _wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         waited = self.backend.wait(done, deadline)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.backend import Backend
+from vecenv.backends.backend import Backend, Taken
 from vecenv.backends.host.failure import Failure, died_failure
 from vecenv.backends.host.row_writer import Extra, Final
 from vecenv.backends.ipc import opcodes
@@ -49,6 +49,8 @@ class Recovery:
         self.absorbed = 0
         self.resets: dict[int, dict[str, Any]] = {}
         self._autoresets = np.zeros(0, np.bool_)
+        self.withheld = set[int]()
+        """Ids of envs that are stepping, and get a new worker at the end of their episode."""
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
         """Observation arrays of the arena, each with a copy from before the current round."""
 
@@ -60,7 +62,7 @@ class Recovery:
 
     def record_interrupted(self, ids: list[int]) -> None:
         """Record that these envs need a reset after an interrupted call."""
-        self.resets, self.rows = {}, {}
+        self.resets, self.rows, self.withheld = {}, {}, set()
         self.restore_observations(ids)
         for i in ids:
             reason = f"env {i} has not been reset since a call was interrupted"
@@ -102,7 +104,35 @@ class Recovery:
                 self.errors.pop(i, None)
                 self._traces.pop(i, None)
 
-    def save_observations(self, ids: np.ndarray | None, ops: Any) -> None:
+    def recycle(self) -> None:
+        """Begin or continue to replace a worker, before a call changes anything else."""
+        if self._backend.recycles:
+            self.mark.take()
+            try:
+                self._backend.recycle()
+            except Exception:  # of the caller's function
+                self.mark.owner = 0
+                raise
+            self.mark.owner = 0
+
+    def mark_moves(self, ids: np.ndarray | None, ops: int) -> Any:
+        """Add MOVE to the opcode of each env that gets a new worker at the end of its episode."""
+        moving = self._backend.moving
+        if not moving:
+            return ops
+        asked = np.arange(len(self._backend.arena.status)) if ids is None else ids
+        return np.where(np.isin(asked, list(moving)), np.uint8(ops | opcodes.MOVE), np.uint8(ops))
+
+    def prepare(self, ids: np.ndarray | None, ops: Any) -> Any:
+        """Withhold autoresets of envs with MOVE, and save observations. Return the opcodes to send."""
+        if isinstance(ops, np.ndarray) and (moves := (ops & np.uint8(opcodes.MOVE)) > 0).any():
+            self.withheld |= set((moves.nonzero()[0] if ids is None else ids[moves]).tolist())
+            ops = np.where(moves, ops & np.uint8(opcodes.PLAIN & ~opcodes.MOVE), ops)
+        if self.absorbs:
+            self._save_observations(ids, ops)
+        return ops
+
+    def _save_observations(self, ids: np.ndarray | None, ops: Any) -> None:
         """Copy the observations of these envs (`None`: all), because a failing env may leave its row half written."""
         if not len(self._autoresets):
             self._autoresets = np.zeros(len(self._backend.arena.status), np.bool_)
@@ -150,13 +180,31 @@ class Recovery:
                     self.absorbed += free
                     extra = extra._replace(failure=None) if failure.stepped else self._truncated_row(i)
             absorbed = extra.failure is None and (failure is not None or i in answered)
-            if absorbed and i not in resets and self._autoresets[i]:
+            if absorbed and i not in resets and (self._autoresets[i] or i in self.withheld):
                 extra = self._next_episode(i, extra)
             if extra.failure is not None:
                 failed.append(i)
                 self._add_budget_note(i, self.errors[i])
             extras[i] = extra
         return failed
+
+    def begin_episodes(self, asked: Sequence[int], taken: Taken) -> tuple[Taken, list[int]]:
+        """Reset envs with withheld autoresets in their new worker. Return the results, and the failed envs."""
+        arena, extras = self._backend.arena, dict(taken.extras)
+        withheld = self.withheld.intersection(asked)
+        self.withheld -= withheld
+        ended = [
+            i
+            for i in asked
+            if i in withheld
+            and (arena.terminated[i] or arena.truncated[i])
+            and ((extra := extras.get(i)) is None or (extra.failure is None and extra.final is None))
+        ]
+        self._backend.move(ended)
+        for i in ended:
+            last = extras.get(i) or Extra(next((infos[i] for infos in taken.infos if i in infos), None))
+            extras[i] = self._next_episode(i, last)
+        return taken._replace(extras=extras), [i for i in ended if extras[i].failure is not None]
 
     def _next_episode(self, i: int, last: Extra) -> Extra:
         arena = self._backend.arena

@@ -154,6 +154,9 @@ class Results:
         failed = []
         if extras and (rows or any(map(FAILURE_OF, extras.values()))):
             failed = recovery.absorb_failures(extras, rows)
+        if recovery.withheld:
+            taken, more = recovery.begin_episodes(asked, taken)
+            failed += more
         if self._env_status.strict:
             self._env_status.record_ends(ids, taken, self._arena)
         if ids is None:

@@ -54,6 +54,14 @@ class CountingEnv(gymnasium.Env):
         self.own_info = {"t": self.t} if self.infos and self.t % 2 else {}
         return self._observation(), self.env_id + self.t / 1024, terminated, truncated, self.own_info
 
+    def episode_state(self) -> dict[str, Any]:
+        """Return the counters, which an env in a new worker continues (`recycle_after`)."""
+        return {name: getattr(self, name) for name in ("episode", "seeded", "action", "t", "calls", "own_info")}
+
+    def set_episode_state(self, state: dict[str, Any]) -> None:
+        """Continue with the counters of another env."""
+        vars(self).update(state)
+
     def render(self) -> np.ndarray:
         return np.full((2, 3, 3), self.env_id, dtype=np.uint8)
 

@@ -279,6 +279,11 @@ class VecNorm(Freezable):
         """Return the statistics: own arrays, or copies of a bound `SharedState`."""
         return self._read()
 
+    @property
+    def is_shared(self) -> bool:
+        """True if envs share the statistics."""
+        return self._shared is not None
+
     def bind_shared_state(self, state: Any) -> None:
         """Use and update the statistics in `state`, a `SharedState`, from now on."""
         self._shared = state

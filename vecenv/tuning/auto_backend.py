@@ -52,9 +52,12 @@ LEAST_STEPS = 40
 PARTS = 10
 
 ONLY_PROCESSES: Mapping[str, Any] = {
-    **dict.fromkeys(["num_workers", "context", "start_timeout", "step_timeout", "wait_num", "timeout"]),
+    **dict.fromkeys(
+        ["num_workers", "context", "start_timeout", "step_timeout", "wait_num", "timeout", "recycle_after"]
+    ),
     "affinity": False,
     "on_error": "raise",
+    "spare_envs": 0,
 }
 """Arguments and their defaults. If an argument has another value, `choose_backend` chooses worker processes."""
 

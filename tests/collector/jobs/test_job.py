@@ -45,6 +45,7 @@ from tests.support.job_envs import (
     stopped,
 )
 from vecenv import DummyVectorEnv
+from vecenv.backends import recycling
 
 NOTICE = "Ending the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it immediately."
 backends = pytest.mark.parametrize(
@@ -260,6 +261,26 @@ class TestFailures:
         for episode in data:
             assert_equal(episode, whole[episode.number])
         assert np.isfinite(data.returns).all()
+
+    @pytest.mark.parametrize("spare_envs", [0, pytest.param(1, marks=FULL)])
+    def test_new_workers_and_spare_envs_change_no_episode(
+        self,
+        spare_envs: int,
+        uninterrupted: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        monkeypatch.setattr(recycling, "available_memory", lambda: 0)  # so that a round waits for each new worker
+        caplog.set_level("INFO", "vecenv")
+        changes = {**counting(), "episodes": 40, "backend": "shmem", "num_workers": 4}
+        state = run_job(job(**changes, recycle_after=2, spare_envs=spare_envs), tmp_path / "a")
+        assert (state.status, state.episodes) == ("complete", 40)
+        assert "was replaced (episodes)" in caplog.text
+        assert not state.skipped
+        whole = Dataset(uninterrupted)
+        for episode in Dataset(tmp_path / "a"):
+            assert_equal(episode, whole[episode.number])
 
     @pytest.mark.parametrize("backend", ["dummy", pytest.param("shmem", marks=FULL)])
     def test_without_retries_no_other_episode_is_skipped(

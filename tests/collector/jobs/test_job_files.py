@@ -89,6 +89,18 @@ class TestFiles:
             ("steps = 3", "a job has either episodes = N or steps = N, not both"),
             ("num_workers = 1", "num_workers: the dummy backend has no workers; use backend = "),
             ("step_timeout = 1.5", "step_timeout: the dummy backend cannot end an env that hangs; use backend = "),
+            ("recycle_after = 9", "recycle_after: memory that an env leaks is only free after the end of its process"),
+            (
+                "recycle_after = 0",
+                "a number of episodes per env (recycle_after=1000), the memory of a worker with its unit",
+            ),
+            (
+                "recycle_after = '2'",
+                '(recycle_after="2 GiB"), or a function that takes a worker and returns a bool, got',
+            ),
+            ("recycle_after = nan", "recycle_after: Expected `int | str | null`, got `float`"),
+            ("spare_envs = 1", "spare_envs: the dummy backend has no worker processes; use backend = "),
+            ("spare_envs = -1", "spare_envs: Expected `int` >= 0, got -1"),
             ("step_timeout = nan", "step_timeout: Expected `float` > 0.0, got nan"),
             ("shard_seconds = inf", "shard_seconds: Expected `float` <= 1000000000.0, got inf"),
             ("policy = 'clever'", 'policy must be "random", "mlp" or "module:attr", got \'clever\''),

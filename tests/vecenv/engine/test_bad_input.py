@@ -91,6 +91,32 @@ class TestConstructors:
         with pytest.raises(ValueError, match="timeout must be a positive number of seconds or None, got "):
             check_timeout(timeout)
 
+    @pytest.mark.parametrize(
+        ("value", "error"),
+        [
+            *[(value, ValueError) for value in (0, -1, "2", "GiB", "0 GiB", "-1 GiB", "2 GiBs", "1.2.3 MB", "", 0.0)],
+            *[(value, TypeError) for value in (NAN, 1.5, True, [1], b"2 GiB")],
+        ],
+        ids=repr,
+    )
+    def test_recycle_after(self, value, error):
+        right = r'recycle_after=1000\), .*recycle_after="2 GiB"\), or a function that takes a worker and returns a bool'
+        with pytest.raises(error, match=f"recycle_after must be .*{right}, got {re.escape(repr(value))}"):
+            ShmemVectorEnv(counting(N), recycle_after=value)
+
+    @pytest.mark.parametrize("backend", [DummyVectorEnv, ThreadVectorEnv])
+    def test_workers_that_are_no_processes(self, backend):
+        text = "recycle_after'; memory that an env leaks is only free after the end of its process.*use ShmemVectorEnv"
+        with pytest.raises(TypeError, match=text):
+            backend(counting(N), recycle_after=9)
+        with pytest.raises(TypeError, match="spare_envs'; it needs worker processes: use ShmemVectorEnv"):
+            backend(counting(N), spare_envs=1)
+
+    @pytest.mark.parametrize("value", [-1, 1.5, True, "1", None], ids=repr)
+    def test_spare_envs(self, value):
+        with pytest.raises((ValueError, TypeError), match="spare_envs must be an integer of at least 0, got "):
+            ShmemVectorEnv(counting(N), spare_envs=value)
+
     @pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv])
     def test_other_options(self, backend):
         limits = ["timeout"] if backend is DummyVectorEnv else ["timeout", "start_timeout", "step_timeout"]

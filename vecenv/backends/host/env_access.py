@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import copy
 import inspect
+import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
+
+from vecenv.backends.ipc.serialization import loads_by_value
 
 
 def is_env(value: Any) -> bool:
@@ -51,14 +54,21 @@ def _transforms_of(transform: Any) -> list[Any]:
     return [part for each in chain for part in _transforms_of(each)] if isinstance(chain, list) else [transform]
 
 
-def learning(env: Any) -> tuple[str, ...]:
-    """Return the class names of transforms and gymnasium wrappers that still update statistics in each step."""
+def learning(env: Any, alone: bool = False) -> tuple[str, ...]:
+    """Return the class names of transforms and gymnasium wrappers that still update statistics in each step.
+
+    `alone`: leave out transforms whose statistics envs share.
+    """
     return tuple(
         type(part).__name__
         for part in parts(env)
-        if (_has(part, "freeze") and getattr(part, "frozen", None) is False)
+        if (_has(part, "freeze") and getattr(part, "frozen", None) is False and not (alone and _is_shared(part)))
         or (hasattr(type(part), "update_running_mean") and part.update_running_mean is True)
     )
+
+
+def _is_shared(part: Any) -> bool:
+    return getattr(part, "is_shared", False) is True
 
 
 RENDER_PATIENCE = 5.0
@@ -204,10 +214,14 @@ def set_state(env: Any, state: tuple[Any, list[dict[str, Any]]]) -> None:
         layer.set_state(inner["qpos"], inner["qvel"])
         _put(layer.data, PHYSICS[-1], inner[PHYSICS[-1]])
     for each, own in zip(stack, kept, strict=True):
-        if _has(each, "episode_state", "set_episode_state"):
-            each.set_episode_state(own)
-        else:
-            _vars(each).update(copy.deepcopy(own))
+        _set_episode_state(each, own)
+
+
+def _set_episode_state(layer: Any, state: dict[str, Any]) -> None:
+    if _has(layer, "episode_state", "set_episode_state"):
+        layer.set_episode_state(state)
+    else:
+        _vars(layer).update(copy.deepcopy(state))
 
 
 def _vars(layer: Any) -> dict[str, Any]:
@@ -236,6 +250,62 @@ def _has(layer: Any, *methods: str) -> bool:
     return all(callable(getattr(type(layer), name, None)) for name in methods)
 
 
+ACROSS_EPISODES = ("_np_random_seed", "obs_rms", "return_rms", "rewards_running_mean", "episode_count", "episode_id")
+"""Attributes of gymnasium's wrappers and envs that outlast an episode, besides random generators."""
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+
+
+Carried = tuple[dict[str, Any], dict[str, Any], list[Any], list[Any], Any]
+
+
+def carry(env: Any) -> list[Carried]:
+    """Return what an env keeps from one episode to the next, for `adopt`.
+
+    These are the random generators of layers, spaces and ale-py, the statistics of gymnasium's wrappers, and the
+    statistics of transforms unless envs share them.
+    """
+    found = []
+    for layer in layers(env):
+        kept = {name: value for name, value in _vars(layer).items() if isinstance(value, GENERATORS)}
+        kept |= {name: _vars(layer)[name] for name in ACROSS_EPISODES if name in _vars(layer)}
+        emulator = layer.clone_state(include_rng=True) if _has(layer, "clone_state", "restore_state") else None
+        spaces = [_vars(space).get("_np_random") for space in _spaces(layer)]
+        learnt = [
+            part.state_dict() if _learns(part) else None for part in _transforms_of(_vars(layer).get("transform"))
+        ]
+        found.append((kept, _episode_state(layer), spaces, learnt, emulator))
+    return found
+
+
+def adopt(env: Any, state: Sequence[Carried] | None, attributes: Sequence[bytes]) -> None:
+    """Continue for another env with the same layers: set its `carry`, and what `set_env_attr` has set."""
+    for blob in attributes:
+        set_attr(env, *loads_by_value(blob))
+    for layer, (kept, of_episode, generators, learnt, emulator) in zip(layers(env), state or (), strict=False):
+        _vars(layer).update(kept)
+        _set_episode_state(layer, of_episode)
+        for space, generator in zip(_spaces(layer), generators, strict=True):
+            _vars(space)["_np_random"] = generator
+        for part, statistics in zip(_transforms_of(_vars(layer).get("transform")), learnt, strict=True):
+            if statistics:
+                part.load_state_dict(statistics)
+        if emulator is not None:
+            layer.restore_state(emulator)
+
+
+def _learns(part: Any) -> bool:
+    return _has(part, "state_dict", "load_state_dict") and not _is_shared(part)
+
+
+def _spaces(layer: Any) -> list[gymnasium.Space[Any]]:
+    found, ahead = [], [value for value in _vars(layer).values() if isinstance(value, gymnasium.Space)]
+    while ahead:
+        found.append(space := ahead.pop())
+        children = getattr(space, "spaces", ())
+        ahead += children.values() if isinstance(children, dict) else children
+    return found
+
+
 def copy_if_possible(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
@@ -258,4 +328,6 @@ ENV_CALLS: dict[str, Callable[..., Any]] = {
     "render": render_env,
     "get_state": get_state,
     "set_state": set_state,
+    "carry": carry,
+    "adopt": adopt,
 }

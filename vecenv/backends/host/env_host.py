@@ -28,6 +28,7 @@ from vecenv.backends.host.row_writer import (
     RowWriter,
     copy_containers,
 )
+from vecenv.backends.host.spare_envs import SpareEnvs, check_spare
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
 from vecenv.backends.memory.infos import InfoWriter
@@ -80,29 +81,39 @@ class EnvHost:
         self.coroutines: list[bool] = []
         """True for each coroutine env."""
         self.envs: list[Any] = []
+        self.before_reset: Callable[[], None] | None = None
+        self.spares: SpareEnvs | None = None
         self.progress: Any = [0]
         self._used = 0
 
-    def construct(self) -> list[EnvReport] | Failure:
-        reports = []
-        for j, env_fn in enumerate(self._env_fns):
+    def construct(self, spare_envs: int = 0) -> list[EnvReport] | Failure:
+        """Make the envs, and a second instance of the first `spare_envs` envs. Return the reports of the envs."""
+        reports, count = [], len(self._env_fns)
+        spare_envs = min(spare_envs, count)
+        for j in [*range(count), *range(spare_envs)]:
             self.mark(j)
             try:
-                env = env_fn()
+                env = self._env_fns[j]()
                 origin = f"env_fns[{self._first_id + j}]()"
                 check_env(env, origin)
                 check_single_agent(env, origin)
                 self.coroutines.append(check_coroutines(env, origin, self._allows_coroutines))
                 self.envs.append(env)
                 if not self._local:
-                    check_alone(env, self._first_id + j, len(self._env_fns))
+                    check_alone(env, self._first_id + j, count)
+                if spare_envs:
+                    check_spare(env, origin)
                 reports.append(report_of(env))
                 check_spaces(reports[-1], origin)
             except self._passes:
                 raise
             except BaseException as error:
                 return capture(error, self._first_id + j, "__init__", self._local)
+        reports = reports[:count]
         self._spaces = [report.observation_space for report in reports]
+        if spare_envs:
+            self.envs, spares = self.envs[:count], self.envs[count:]
+            self.spares = SpareEnvs(self.envs, spares)
         return reports
 
     def split(self) -> list[EnvHost]:
@@ -119,7 +130,7 @@ class EnvHost:
         self._write_info = None if infos is None else infos.write
         keep = copy.deepcopy if self._local else copy_containers if len(self._env_fns) > 1 else None
         self._rows = RowWriter(layout, self._spaces, block, keep=keep)
-        self._seeds = block.seed
+        self.seeds = block.seed
 
     def run(self, ops: bytes, action: Any, payload: Payload) -> dict[int, Extra]:
         """Step or reset envs, with an opcode (see `opcodes`) and a row of `action` per env. Return extras by env index.
@@ -219,8 +230,8 @@ class EnvHost:
         outcome = rows.reward[j], rows.terminated[j], rows.truncated[j]
         self.mark(j)
         try:
-            seed = int(self._seeds[j])
-            result = yield self.envs[j].reset(**({} if seed < 0 else {"seed": seed}))
+            seed = int(self.seeds[j])
+            result = yield self._begin(j, {} if seed < 0 else {"seed": seed})
             first = rows.write_reset(j, result) or NO_EXTRA
             if first is NO_EXTRA and last is NO_EXTRA and final.obs is None:
                 first = RESET_IN_ARENA
@@ -239,12 +250,17 @@ class EnvHost:
     def _reset(self, j: int, kwargs: dict[str, Any]) -> Operation:
         try:
             self.mark(j)
-            result = yield self.envs[j].reset(**kwargs)
+            result = yield self._begin(j, kwargs)
             return self._rows.write_reset(j, result)
         except self._passes:
             raise
         except BaseException as error:
             return self._failed(error, j, "reset")
+
+    def _begin(self, j: int, kwargs: dict[str, Any]) -> Any:
+        if self.before_reset is not None:
+            self.before_reset()
+        return self.envs[j].reset(**kwargs) if self.spares is None else self.spares.begin(j, kwargs)
 
     def call(self, j: int, op: str, args: tuple[Any, ...]) -> Any:
         return run_operation(self.calling(j, op, args))
@@ -252,6 +268,8 @@ class EnvHost:
     def calling(self, j: int, op: str, args: tuple[Any, ...]) -> Operation:
         self.mark(j)
         try:
+            if self.spares is not None:
+                self.spares.before_call(j, op, args)
             return (yield ENV_CALLS[op](self.envs[j], *args))
         except self._passes:
             raise
@@ -265,7 +283,8 @@ class EnvHost:
     def closing(self) -> Operation:
         problems = []
         interrupt: BaseException | None = None
-        for j, env in enumerate(self.envs):
+        spares = [] if self.spares is None else self.spares.end()
+        for j, env in [*enumerate(self.envs), *spares]:
             try:
                 if callable(getattr(env, "close", None)):
                     yield env.close()
@@ -275,7 +294,7 @@ class EnvHost:
                 interrupt = error
             except BaseException as error:
                 problems.append(f"env {self._first_id + j} failed in close(): {type(error).__name__}: {error}")
-        self.envs = []
+        self.envs, self.spares = [], None
         if interrupt is not None:
             raise interrupt
         return problems

@@ -12,6 +12,7 @@ RESET = 2
 STEP_OBJECT = 3  # action outside the arena
 RESET_KWARGS = 4  # keyword arguments outside the arena
 AUTORESET = 64  # added to a step: also reset the env if its episode ends
+MOVE = 32  # added to a step, only inside of the engine: as AUTORESET, but a new worker resets the env
 STEP_RESET = STEP | AUTORESET
 PLAIN = ~AUTORESET & 127  # mask that removes AUTORESET
 DONE = 128  # the row is the whole answer

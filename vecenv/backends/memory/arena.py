@@ -5,6 +5,7 @@ reward      (n,)  float64
 terminated  (n,)  bool
 truncated   (n,)  bool
 seed        (n,)  int64     with `autoreset`: seed for the reset after an env's last step, or -1
+owner       (n,)  int32     index of the worker that serves the env
 action      (n, *shape)     an array per leaf of the action, if all are array leaves
 obs         (n, *shape)     an array per array leaf of the observation
 final       (n, *shape)     with `autoreset`: last observation of the episode that has ended
@@ -33,6 +34,7 @@ class Arena:
     terminated: np.ndarray
     truncated: np.ndarray
     seed: np.ndarray
+    owner: np.ndarray
     action: Any
     """Tree of arrays, or `None` if actions are pickled."""
     obs: Any
@@ -51,10 +53,10 @@ class Arena:
                 return np.empty(n, dtype=object)
             return np.ndarray((n, *leaf.shape), leaf.dtype, buffer, next(offsets))
 
-        status, reward, terminated, truncated, seed = map(array, _SMALL)
+        status, reward, terminated, truncated, seed, owner = (array(leaf) for leaf in _SMALL)
         action = None if layout.action is None else nest.map(array, layout.action)
         obs, final = nest.map(array, layout.obs), nest.map(array, layout.obs)
-        return cls(status, reward, terminated, truncated, seed, action, obs, final, array(_INFO))
+        return cls(status, reward, terminated, truncated, seed, owner, action, obs, final, array(_INFO))
 
     def block(self, start: int, stop: int) -> Arena:
         rows = slice(start, stop)
@@ -62,7 +64,7 @@ class Arena:
         obs = nest.take(self.obs, rows)
         small = self.status[rows], self.reward[rows], self.terminated[rows], self.truncated[rows], self.seed[rows]
         final = nest.take(self.final, rows)
-        return Arena(*small, action, obs, final, self.info[rows])
+        return Arena(*small, self.owner[rows], action, obs, final, self.info[rows])
 
     def actions(self) -> list[np.ndarray]:
         return [self.seed, *([] if self.action is None else nest.leaves(self.action))]
@@ -94,6 +96,7 @@ _SMALL = (
     Leaf("terminated", (), np.dtype(np.bool_)),
     Leaf("truncated", (), np.dtype(np.bool_)),
     Leaf("seed", (), np.dtype(np.int64)),
+    Leaf("owner", (), np.dtype(np.int32)),
 )
 _INFO = Leaf("info", (INFO_BYTES,), np.dtype(np.uint8))
 

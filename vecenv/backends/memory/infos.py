@@ -123,10 +123,14 @@ class InfoReader:
     """
 
     def __init__(self, rows: np.ndarray, worker_of: np.ndarray) -> None:
-        self._rows, self._worker_of = rows, worker_of.tolist()
+        self._rows = rows
         self._all = list(range(len(rows)))
         self._schemas: dict[Any, InfoSchema] = {}
         self._sent: dict[tuple[int, int], InfoSchema] = {}
+        self.assign(worker_of)
+
+    def assign(self, worker_of: np.ndarray) -> None:
+        self._worker_of = worker_of.tolist()
         self._schema_of_all: dict[bytes, InfoSchema] = {}
 
     def learn(self, worker: int, number: int, keys: tuple[str, ...], kinds: tuple[Any, ...]) -> None:

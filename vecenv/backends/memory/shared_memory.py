@@ -116,6 +116,8 @@ BUSY_NS = 2  # written by the worker: nanoseconds spent in rounds
 DOING = 3  # written by the worker: one of the values below
 NOTHING, A_ROUND, A_CALL, SENDING = range(4)
 ELSEWHERE = 4  # written by the parent: the worker is busy, but does not share this memory
+RESETS = 4  # written by the worker: number of resets of its envs (see `Vitals`)
+MEMORY = 5  # written by the worker: bytes of memory
 
 
 class Control:

@@ -200,7 +200,7 @@ class ProcessPool(WorkerPool):
         if self._method == "forkserver":  # a forkserver has the environment of its own start
             args.setup.environ = _environ()
         if cpus := sorted(allowed_cpus() or ()) if self._affinity else []:
-            args.setup.affinity = {cpus[args.index % len(cpus)]}
+            args.setup.affinity = {cpus[args.place % len(cpus)]}
 
 
 def _environ() -> dict[str, str]:

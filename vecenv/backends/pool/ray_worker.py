@@ -22,7 +22,7 @@ from vecenv import ray_cluster
 from vecenv.backends.ipc.messages import CLOSED, Channel, Frame
 from vecenv.backends.ipc.serialization import dumps_apart
 from vecenv.backends.ipc.waiting import wakeup_fds
-from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE, NOTHING, PROGRESS
+from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE, MEMORY, NOTHING, PROGRESS, RESETS
 from vecenv.backends.memory.shared_state import SharedState
 from vecenv.backends.memory.state_copies import StateMerger
 from vecenv.backends.pool.start_methods import search_path
@@ -91,6 +91,7 @@ class CallChannel:
                 self.ended = True
                 return
             self._line[PROGRESS], self._line[BUSY_NS] = bundle.progress, bundle.busy_ns
+            self._line[RESETS], self._line[MEMORY] = bundle.resets, bundle.memory
             self._states.merge(bundle.changes)
             for frame in bundle.frames:
                 self._frames.append(Frame(*frame))

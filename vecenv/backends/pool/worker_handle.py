@@ -72,6 +72,10 @@ class WorkerHandle(Watched):
         self.ready: list[EnvReport] | Failure | None = None
         """Reports of the envs, the failure of a constructor, or `None` if the envs are not made yet."""
         self.served = False
+        self.place = index
+        """Index of the block of envs."""
+        self.hosted: Sequence[int] = ids
+        """Ids of the envs that the worker serves: `ids`, or a part of `ids` while the worker is replaced."""
         self.problems: list[str] | None = None
         self.reason: Reason | None = None
 
@@ -123,8 +127,13 @@ class WorkerHandle(Watched):
     def cause(self) -> str:
         """Describe the end of the worker, in words that follow "the worker"."""
 
+    def take_block_of(self, other: WorkerHandle) -> None:
+        """Prepare to replace `other`, which still serves the envs."""
+        self.ids, self.start, self.stop, self.place = other.ids, other.start, other.stop, other.place
+        self.hosted = []
+
     def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
-        return {i - self.start: by_id[i] for i in self.ids if i in by_id}
+        return {i - self.start: by_id[i] for i in self.hosted if i in by_id}
 
     def death(self, env_id: int) -> VectorEnvError:
         if self.reason is not None:
@@ -135,11 +144,13 @@ class WorkerHandle(Watched):
             at = f"while {IDLE_TEXTS.get(doing, 'idle')}" if running is None else f"while running env {running}"
             if self.ready is None:
                 at = "while constructing its envs"
-            others = f", which also hosted envs {[i for i in self.ids if i != env_id]}" if len(self.ids) > 1 else ""
+            others = (
+                f", which also hosted envs {[i for i in self.hosted if i != env_id]}" if len(self.hosted) > 1 else ""
+            )
             advice = f"; the envs of other workers are intact. {how_to_reset(env_id, RESTARTS)}." if self.served else ""
             error = WorkerDiedError(f"the worker of env {env_id} ({self.where}{others}) {self.cause()} {at}{advice}")
             error.bystander = running is not None and running != env_id
-        error.env_id, error.env_ids, error.pid = env_id, tuple(self.ids), self.pid
+        error.env_id, error.env_ids, error.pid = env_id, tuple(self.hosted), self.pid
         return error
 
 

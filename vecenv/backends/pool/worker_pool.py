@@ -28,7 +28,7 @@ from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.ipc.serialization import PICKLED, Descriptor
 from vecenv.backends.ipc.waiting import fence, wakeup_fds
-from vecenv.backends.memory.shared_memory import DOING, FRAMES, NOTHING, Control, anonymous_file
+from vecenv.backends.memory.shared_memory import DOING, FRAMES, MEMORY, NOTHING, RESETS, Control, anonymous_file
 from vecenv.backends.memory.shared_state import pickled_by_name
 from vecenv.backends.pool.worker_handle import TIME_TO_END, Reason, WorkerHandle
 from vecenv.backends.system_limits import blocks_of, open_standard_streams
@@ -80,6 +80,12 @@ class WorkerPool(ABC):
         self._by_fd: dict[int, WorkerHandle | Callable[[], None]] = {}
         self._poller = select.poll()
         self.closing = False
+        self.spare_envs = 0
+        """Number of envs per worker that have a second instance (see `SpareEnvs`)."""
+        self.is_shared = False
+        """True while two workers may serve envs of the same block."""
+        self.extra_workers = 0
+        """Number of workers that may run in addition, to replace others."""
         self._waker: tuple[int, int] | None = None
         self._own_fds: list[int] = []
         self.large: Descriptor | None = None
@@ -109,17 +115,18 @@ class WorkerPool(ABC):
         self.prepare(num_workers)
         open_standard_streams()
         self.eager = eager
-        self.control = Control(num_workers)
+        self.control = Control(num_workers + self.extra_workers)
         self.own_fd(self.control.fd)
         self._waker = wakeup_fds()
         for fd in set(self._waker):
             self.own_fd(fd)
         self.watch(self._waker[0], _stay_awake)
         stacks = self.own_fd(anonymous_file("vecenv-stacks"))
-        self.workers = [self.worker_type(w, ids) for w, ids in enumerate(blocks_of(n, num_workers))]
+        blocks = [*blocks_of(n, num_workers), *[range(n, n)] * self.extra_workers]
+        self.workers = [self.worker_type(w, ids) for w, ids in enumerate(blocks)]
         for worker in self.workers:
             worker.line, worker.stacks = self.control.line(worker.index), stacks
-        self.worker_of = np.repeat(np.arange(num_workers), [len(w.ids) for w in self.workers])
+        self.worker_of = np.repeat(np.arange(len(blocks)), [len(ids) for ids in blocks])
 
     def start(self, env_fns: Sequence[Callable[[], Any]]) -> list[EnvReport]:
         with pickled_by_name() as states:
@@ -131,16 +138,37 @@ class WorkerPool(ABC):
                 "allowed: use one EnvCreator for several envs"
             )
         self._reporting = None if self.forked else Reporting.of_this_process()
-        registered = self._registered()
-        for worker in self.workers:
+        registered, workers = self._registered(), self.hosts
+        for worker in workers:
             self._launch(worker, registered)
-        self._await_ready(self.workers, hints=True)
-        return [report for worker in self.workers for report in worker.ready]  # type: ignore[union-attr]
+        self._await_ready(workers, hints=True)
+        return [report for worker in workers for report in worker.ready]  # type: ignore[union-attr]
+
+    @property
+    def hosts(self) -> list[WorkerHandle]:
+        """Workers that serve envs, in the order of env ids."""
+        return sorted((worker for worker in self.workers if worker.hosted), key=lambda worker: worker.place)
+
+    def launch(self, worker: WorkerHandle) -> None:
+        """Start a worker without waiting for its envs."""
+        self._launch(worker, self._registered())
+
+    def assign(self, ids: Sequence[int], worker: WorkerHandle) -> None:
+        """Let `worker` serve the envs `ids` of its block."""
+        for i in ids:  # a single store per env, so that an interrupt leaves each env with one worker
+            self.worker_of[i] = worker.index
+        fence()
+        self.update_hosted()
+
+    def update_hosted(self) -> None:
+        owners = self.worker_of.tolist()
+        for worker in self.workers:
+            worker.hosted = [i for i in worker.ids if owners[i] == worker.index]
 
     def restart(self, worker: WorkerHandle, setup: bytes) -> None:
         """Restart a worker that has ended. If this fails, kill the new worker."""
         try:
-            self._launch(worker, self._registered())
+            self.launch(worker)
             self._await_ready([worker], hints=False)
             self.post(worker, messages.SETUP, 0, setup)
         except BaseException:
@@ -163,15 +191,18 @@ class WorkerPool(ABC):
 
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
         assert self._owner is not None
-        worker.line[DOING] = NOTHING
+        worker.line[DOING], worker.line[RESETS], worker.line[MEMORY] = NOTHING, 0, 0
         worker.ready = worker.reason = worker.problems = None
         env_fns = self._env_fns[worker.start : worker.stop]
         args = WorkerArgs(
             index=worker.index,
+            place=worker.place,
             num_workers=len(self.workers),
             first_id=worker.start,
             count=len(worker.ids),
             eager=self.eager,
+            shares_block=self.extra_workers > 0,
+            spare_envs=self.spare_envs,
             control=Descriptor(self.control.fd),
             stacks=Descriptor(worker.stacks),
             setup=WorkerSetup(env_fns, registered, states=self._states, large=self.large, reporting=self._reporting),
@@ -316,6 +347,7 @@ class WorkerPool(ABC):
         """Close the envs and end the workers. Return a line for each problem."""
         self.closing = True
         self._owner = None  # which holds the arena
+        self.worker_of = self.worker_of.copy()
         if self._waker is not None:  # the waker stays readable, but must end only waits of other threads
             self._by_fd.pop(self._waker[0], None)
         self._renew_poller()  # another thread or an interrupted call may still use the old poller

@@ -25,6 +25,7 @@ from vecenv.backends.ipc.messages import Channel, WorkerChannel
 from vecenv.backends.ipc.serialization import Code
 from vecenv.backends.memory.shared_memory import PROGRESS, Control
 from vecenv.backends.worker.round_server import RoundServer
+from vecenv.backends.worker.vitals import Vitals
 from vecenv.backends.worker.worker_setup import WorkerArgs, leave_forkserver, set_files_of_starters
 from vecenv.seeds import seed_generators
 
@@ -77,7 +78,9 @@ def construct(
     args.setup.apply()
     host = EnvHost(args.setup.env_fns, args.first_id, local=False)
     host.progress = line[PROGRESS : PROGRESS + 1]
-    reports = host.construct()
+    if args.shares_block:
+        host.before_reset = Vitals(line)
+    reports = host.construct(args.spare_envs)
     args.setup.finish()
     gc.collect()  # before the first step, which may have a time limit
     gc.freeze()

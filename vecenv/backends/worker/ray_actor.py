@@ -31,7 +31,7 @@ import numpy as np
 from vecenv import ray_cluster
 from vecenv.backends.ipc.messages import CLOSE, CLOSED, SETUP, Channel, Frame
 from vecenv.backends.ipc.serialization import loads_apart, receive_descriptors
-from vecenv.backends.memory.shared_memory import BUSY_NS, LINE, PROGRESS
+from vecenv.backends.memory.shared_memory import BUSY_NS, LINE, MEMORY, PROGRESS, RESETS
 from vecenv.backends.memory.state_copies import Changes, StateCopies
 from vecenv.backends.worker.main import construct, live
 from vecenv.backends.worker.worker_setup import PickledEnvFn, WorkerArgs
@@ -53,6 +53,8 @@ class Bundle(NamedTuple):
     frames: list[tuple[int, int, bytes]]
     progress: int
     busy_ns: int
+    resets: int
+    memory: int
     changes: Changes
 
 
@@ -164,7 +166,8 @@ class EnvActor:
 
     def _bundle(self, is_last: bool = False) -> Bundle:
         frames, self._outbox.frames = self._outbox.frames, []
-        return Bundle(frames, self._line[PROGRESS], self._line[BUSY_NS], self._copies.changes(is_last))
+        progress, busy_ns, resets, memory = (self._line[place] for place in (PROGRESS, BUSY_NS, RESETS, MEMORY))
+        return Bundle(frames, progress, busy_ns, resets, memory, self._copies.changes(is_last))
 
 
 class HangGuard:

@@ -138,6 +138,11 @@ class RoundServer(BlockRounds, ABC):
     def serve(self, channel: Channel) -> None:
         """Serve until a CLOSE frame has been handled."""
 
+    def serve_round(self, asked: bytes, action: Any, payload: Payload, answer: Answer) -> None:
+        self.run_block(asked, action, payload, answer)
+        if self.host.spares is not None:
+            self.host.spares.prepare(asked, self.host.seeds)
+
     def _send_warning(self, text: str) -> None:
         self.channel.write(messages.WARNING, 0, self.code.dumps(text))
 

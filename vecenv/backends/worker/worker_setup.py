@@ -183,10 +183,15 @@ def registered_envs() -> list[bytes]:
 @dataclass
 class WorkerArgs:
     index: int
+    place: int
+    """Index of the worker's block of envs."""
     num_workers: int
     first_id: int
     count: int
     eager: bool
+    shares_block: bool
+    """True if another worker may serve envs of the block (see `Recycler`)."""
+    spare_envs: int
     control: Descriptor
     stacks: Descriptor
     setup: WorkerSetup
