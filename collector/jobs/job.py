@@ -223,6 +223,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             return
         if self.backend != "subproc":
             raise JobError(f'worker_command: only backend = "subproc" has commands, got {self.backend!r}')
+        if self.recycle_after is not None or self.spare_envs:
+            raise JobError("worker_command: workers that a command starts have no recycle_after and no spare_envs")
         is_function = self.env.rpartition(":")[2].isidentifier()
         if self.wrappers or self.transforms or (is_function and self.max_episode_steps is not None):
             raise JobError(

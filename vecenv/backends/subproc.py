@@ -164,7 +164,7 @@ class SubprocTransport(Transport):
             mine = bytes(int(asked[i]) if i in worker.hosted else opcodes.IDLE for i in worker.ids)
             if any(mine) and worker.alive:
                 actions = self._blocks[worker.index].actions
-                self._pool.post(worker, messages.ROUND, 0, mine, *actions, worker.pickle_own(payloads))
+                self._pool.post(worker, messages.ROUND, 0, mine, *actions, self._pool.encode_own(worker, payloads))
         np.copyto(self._arena.status, asked, where=asked > 0)
 
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
