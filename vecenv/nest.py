@@ -157,7 +157,7 @@ def tensor_on_host(value: Any) -> Any:
 def as_array(value: Any) -> np.ndarray:
     """Return an array of an array, a tensor, a number, or a list of these."""
     if value.__class__ is np.ndarray:
-        return value  # type: ignore[no-any-return]
+        return value
     if value.__class__ is list:
         return np.asarray([tensor_on_host(each) for each in value])
     return np.asarray(tensor_on_host(value))
