@@ -172,6 +172,8 @@ def on_cpu(value: Any) -> Any:
 
 def as_array(value: Any) -> np.ndarray:
     """Return an array of an array, a tensor, a number, or a list of these."""
+    if value.__class__ is np.ndarray:
+        return value
     if value.__class__ is list:
         return np.asarray([tensor_on_host(each) for each in value])
     return np.asarray(tensor_on_host(value))

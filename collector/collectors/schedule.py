@@ -107,20 +107,18 @@ class Together:
 
     overlaps = False
     """True if envs may be stepping between two batches."""
+    shares_memory = False
+    """True if the results of a round are views."""
 
     def __init__(self, parts: LoopParts) -> None:
         self._env, self._episodes, self._in_step = parts.env, parts.episodes, resets_in_step(parts.env)
         self._step: Any = None
         """`step` that returns views, or `None` if the env has none."""
 
-    @property
-    def shares_memory(self) -> bool:
-        """True if the results of a round are views."""
-        return self._step is not None
-
     def rounds(self, log: StepLog, quota: np.ndarray | None, views: bool) -> Iterator[Round]:
         """Yield the rounds of a batch. views: results may be views that are valid until the next round."""
         self._step = step_with_views(self._env) if views else None
+        self.shares_memory = self._step is not None
         if quota is not None:
             return with_quota(log, self._episodes, self._in_step, quota)
         return (with_seeds if self._episodes.is_seeded else everyone)(log, self._episodes, self._in_step)

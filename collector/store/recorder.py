@@ -191,7 +191,10 @@ class EpisodeRecorder:
         log.act(envs, {"action": action, "info": info} if info else {"action": action})
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         log.receive(envs, obs, np.asarray(reward, np.float64), *flags)
-        self._episodes.taken[envs] += 1
+        if ids is None:
+            self._episodes.taken += 1
+        else:
+            self._episodes.taken[ids] += 1
         ended: np.ndarray = (flags[0] | flags[1]).nonzero()[0]
         return ended
 
