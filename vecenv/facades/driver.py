@@ -125,12 +125,18 @@ class Driver:
                     info["env_id"] = own_ids[i]
 
 
+def check_arrays(venv: Any) -> None:
+    if venv.engine.backend.takes_tensors:
+        raise ValueError(f"{venv!r} returns tensors, but numpy arrays are needed: make it without tensors=True")
+
+
 def check_resets(venv: Any, mode: AutoresetMode) -> None:
-    needed = {AutoresetMode.NEXT_STEP: "resets_in_next_step", AutoresetMode.SAME_STEP: "resets_alone"}.get(mode)
-    if needed is not None and not getattr(venv, needed, True):
+    needed = "resets_in_next_step" if mode is AutoresetMode.NEXT_STEP else "resets_alone"
+    if not getattr(venv, needed, True):
         raise ValueError(
             f"{venv!r} steps its envs together and cannot reset them as autoreset_mode {mode.value} needs: make the "
-            "VectorEnv with this mode before from_gymnasium"
+            "VectorEnv with this mode before from_gymnasium; or pass resets_by_id=True to from_gymnasium, if its reset "
+            "takes options['reset_mask']"
         )
 
 

@@ -29,7 +29,7 @@ from vecenv.facades.batched_spaces import (
     split_actions,
     takes_arrays,
 )
-from vecenv.facades.driver import Driver, EndedStep, EpisodeTracker, check_resets
+from vecenv.facades.driver import Driver, EndedStep, EpisodeTracker, check_arrays, check_resets
 from vecenv.facades.vector_infos import batch_infos, ended_columns, ended_infos
 from vecenv.wrappers import check_send_and_recv
 
@@ -103,6 +103,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         check_send_and_recv(venv, type(self).__name__)
         self.observation_mode, self.copy = observation_mode, copy
         self.autoreset_mode = as_autoreset_mode(autoreset_mode)
+        check_arrays(venv)
         check_resets(venv, self.autoreset_mode)
         self.num_envs = len(venv)
         self.metadata = {**(venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
@@ -352,5 +353,3 @@ def _check_vector_env(venv: Any) -> None:
         raise ValueError("a gymnasium VectorEnv steps all envs together: make the venv without wait_num and timeout")
     if venv.splits_obs:
         raise ValueError("a gymnasium VectorEnv returns batches of observations: make the venv without stack_obs=False")
-    if isinstance(engine, Engine) and engine.backend.takes_tensors:
-        raise ValueError("a facade returns numpy arrays: make the venv by from_gymnasium(envs) without tensors=True")
