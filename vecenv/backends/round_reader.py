@@ -44,14 +44,14 @@ class RoundReader:
     def _where(self) -> str:
         return f"the reset after step {self.steps}" if self.is_reset else f"step {self.steps}"
 
-    def obs(self, obs: Any) -> Any:
+    def obs(self, obs: Any, name: str = "an observation") -> Any:
         try:
             if self._layout.__class__ is dict or self._layout.__class__ is tuple:
                 return fit_tree(obs, self._layout, (self._n,), self._fit)
             return self._fit(obs, self._layout, (self._n,))
         except ObservationError as error:
             raise ObservationError(
-                f"{self.name} returned an observation that does not fit its space: {error}"
+                f"{self.name} returned {name} that does not fit its space, with a row for each env: {error}"
             ) from error
 
     def _fit_array(self, value: Any, leaf: Any, rows: tuple[int, ...]) -> Any:
@@ -194,7 +194,7 @@ class RoundReader:
             self._check_last(over if key not in ends else over & ~np.asarray(on_host(mask), np.bool_))
         found: Any = ends.get(key)
         if not (isinstance(found, list) or (isinstance(found, np.ndarray) and found.dtype == object)):
-            return self.obs(found), {}
+            return self.obs(found, "a final_obs"), {}
         ids, returned = np.flatnonzero(over).tolist(), dict[int, Any]()
         last = nest.map(lambda leaf: np.zeros((self._n, *leaf.shape), leaf.dtype), self._layout)
         for i in ids:

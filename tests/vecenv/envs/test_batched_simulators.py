@@ -288,6 +288,17 @@ def test_wrong_columns_are_errors_with_the_class_the_key_and_the_step(case: str)
         venv.step(actions(1), autoreset=True)
 
 
+def test_last_observations_without_a_row_for_each_env_are_refused() -> None:
+    last = {"final_obs": np.zeros((1, 3), np.float32)}
+    with from_gymnasium(Wrong("infos", last)) as venv:
+        venv.reset()
+        venv.step(actions(0), autoreset=True)
+        with pytest.raises(
+            ObservationError, match=r"Wrong returned a final_obs .* row for each env: obs is .*\(1, 3\)"
+        ):
+            venv.step(actions(1), autoreset=True)
+
+
 def count_calls(function: Any) -> int:
     """Return the number of calls of Python and C functions in `function()`."""
     count = 0
