@@ -27,10 +27,10 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.backends.backend import Taken
-from vecenv.backends.gymnasium_backend import NativeBackend
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.infos import PYTHON, InfoColumns, InfoSchema
+from vecenv.backends.native_backend import NativeBackend
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.errors import VectorEnvError
 from vecenv.nest import space_of, tree_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vecenv.arguments import check_count, check_mapping
-from vecenv.backends.gymnasium_backend import library_makes_env
+from vecenv.backends.native_backend import library_makes_env
 from vecenv.backends.pool_backend import PoolBackend, quiet_spaces
 from vecenv.base import BaseVectorEnv
 

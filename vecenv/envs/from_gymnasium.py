@@ -7,7 +7,8 @@ from typing import Any
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
-from vecenv.backends.gymnasium_backend import GymnasiumBackend, library_makes_env, of_vector_env
+from vecenv.backends.gymnasium_backend import GymnasiumBackend, of_vector_env
+from vecenv.backends.native_backend import library_makes_env
 from vecenv.base import BaseVectorEnv
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
 from vecenv.envs.native_class import ASYNC, NativeClass
