@@ -113,6 +113,8 @@ def decode(payload: Any, tags: dict[str, Callable[[Any], Any]] = {}) -> Any:  # 
         if not DTYPE.fullmatch(dtype) or not all(type(size) is int and size >= 0 for size in (*shape, start)):
             raise ValueError(f"wrong array {dtype!r} {shape!r}")
         size = np.dtype(dtype).itemsize
+        if not size:
+            raise ValueError(f"the dtype {dtype!r} has no bytes")
         for each in shape:
             size *= each
         if size > len(data) - start:
@@ -332,8 +334,13 @@ def start_guard(stream: Stream, limit: float | None) -> Any:
     stream.line = line
     os.close(alive)
     os.close(stacks)
-    for fd in (ours, stream.input, stream.output):  # copies in processes of envs would hide an end
-        os.register_at_fork(after_in_child=lambda fd=fd: os.close(fd))
+    ends = [ours, stream.input, stream.output]
+
+    def close_ends() -> None:
+        while ends:
+            os.close(ends.pop())
+
+    os.register_at_fork(after_in_child=close_ends)  # copies in processes of envs would hide an end
     return line
 
 

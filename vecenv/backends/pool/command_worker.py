@@ -49,6 +49,7 @@ TIME_TO_HANG_UP = 0.5
 """Seconds that a command may take to end after its stdin has closed."""
 OF_WORKERS = "ANSWERS", "REPLY", "WARNING", "CLOSED", "SYNCED", "INFO_SCHEMA", "ENDED"
 KINDS = {getattr(messages, name) for name in OF_WORKERS}
+MOST_READS = 16
 SHOWN = 400
 
 
@@ -206,15 +207,17 @@ class CommandWorker(ProcessWorker):
 
     def read_errors(self) -> bool:
         """Copy what has arrived on the command's stderr to the stderr of this process. Return False at its end."""
+        if self.errors < 0:
+            return False
         with contextlib.suppress(BlockingIOError):
-            while self.errors >= 0:
+            for _ in range(MOST_READS):
                 data = os.read(self.errors, CHUNK)
                 if not data:
                     return False
                 self.last_lines = (self.last_lines + data)[-4096:]
                 with contextlib.suppress(OSError):
                     os.write(2, data)
-        return self.errors >= 0
+        return True
 
     def await_hang_up(self) -> None:
         """Wait until the guard of an ended worker has sent the last frame."""
