@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from tests.fuzz.driver import Hang, Program
 from tests.fuzz.envs import ACTIONS, SPACES, Died, Scripted, assert_same, draw, objects, stacked
@@ -143,6 +143,7 @@ class Fuzz(Program):
         self.kept: list[tuple[Any, Any]] = []
         self.venv = backend([partial(Scripted, i, **self.settings[i]) for i in range(n)], **options)
         self.reset_all(list(range(n)), {"seed": 0})
+        self.start_new_worker()
 
     def close(self) -> None:
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # workers that have died
@@ -431,7 +432,11 @@ class Fuzz(Program):
         if lost:
             self.reset_all(lost, {"seed": seed})
 
+    @precondition(lambda self: self.recycles and not self.flying and not self.errors)
     @rule()
+    def one_more_worker(self) -> None:
+        self.start_new_worker()
+
     def start_new_worker(self) -> None:
         """Start a worker that replaces another one. The envs move to it in later resets."""
         if self.recycles and not self.flying and not self.errors:

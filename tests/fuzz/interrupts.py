@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from collector import SyncDataCollector
 from tests.fuzz.driver import Program
@@ -142,10 +142,10 @@ class Fuzz(Program):
 
     # The operations.
 
+    @precondition(lambda self: self.usable and self.sent is None and self.venv.engine.backend.recycles)
     @rule()
     def start_new_worker(self) -> None:
-        if self.usable and self.sent is None and self.venv.engine.backend.recycles:
-            await_new_worker(self.venv)
+        await_new_worker(self.venv)
 
     @rule(
         call=st.sampled_from(CALLS),

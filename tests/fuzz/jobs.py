@@ -124,6 +124,8 @@ class Fuzz(Program):
         shard_bytes=st.sampled_from([500, 3000, 2**20]),
         compress=st.booleans(),
         retries=st.integers(0, 2),
+        recycle_after=st.sampled_from([None, None, 1]),
+        spare_envs=st.integers(0, 2),
     )
     def make(
         self, env_and_policy: tuple[str, str], most: int | None, every: int, how: str, at: str, **settings: Any
@@ -131,6 +133,10 @@ class Fuzz(Program):
         env, settings["policy"] = env_and_policy
         if how == "kill" and settings["backend"] in ("dummy", "thread"):
             how = "raise"  # the env would end the job
+        if settings["backend"] in ("dummy", "thread"):
+            settings |= {"recycle_after": None, "spare_envs": 0}
+        if how == "kill":
+            settings["spare_envs"] = 0  # a thread would kill the worker while other envs step
         if how in ("nan", "inf", "huge"):
             at = "step"  # they are rewards
         self.every = every if env == "counting" else 0

@@ -83,6 +83,7 @@ def test_async_rounds_get_every_row(kind: Any, num_workers: int) -> None:
     assert got == [line[: len(own)] for line, own in zip(wanted, got, strict=True)]
 
 
+@pytest.mark.full
 def test_a_worker_that_is_too_large_is_replaced_and_its_memory_is_free() -> None:
     with ShmemVectorEnv([partial(Leaky, 2**20)] * 2, num_workers=1, recycle_after="150 MiB") as venv:
         largest, produced, limit = 0, rows(venv, by_autoreset), time.monotonic() + WITHIN

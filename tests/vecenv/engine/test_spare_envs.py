@@ -122,6 +122,7 @@ def test_a_reset_of_a_spare_that_hangs_is_the_hang_of_its_env(tmp_path: Path) ->
             venv.step([0, 0], autoreset=True)
 
 
+@pytest.mark.full
 def test_close_ends_a_reset_that_hangs(tmp_path: Path) -> None:
     venv = ShmemVectorEnv([partial(Gated, tmp_path / "never")] * 2, num_workers=2, spare_envs=1)
     venv.reset(seed=0)
