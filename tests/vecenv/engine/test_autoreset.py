@@ -21,6 +21,8 @@ from vecenv import (
     ThreadVectorEnv,
     VectorEnvNormObs,
 )
+from vecenv.backends.ipc.serialization import PICKLED
+from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.testing import CountingEnv
 
 remote_backend = and_ray([ShmemVectorEnv])
@@ -131,9 +133,11 @@ class ShowsMuch(gymnasium.Env):
 
 
 def test_of_an_observation_only_the_objects_travel_pickled(monkeypatch):
+    sizes = []
+    code = PICKLED._replace(loads=lambda data: sizes.append(len(data)) or pickle.loads(data))
+    monkeypatch.setattr(WorkerPool, "code", code)
     with ShmemVectorEnv([ShowsMuch] * 2, num_workers=1) as venv:
-        loads, sizes = pickle.loads, []
-        monkeypatch.setattr(pickle, "loads", lambda data: sizes.append(len(data)) or loads(data))
+        sizes.clear()
         venv.reset()
         obs, _, _, _, info = venv.step([0, 0], autoreset=True)
         assert sizes

@@ -109,7 +109,7 @@ def test_an_interrupt_before_the_resets_of_sb3s_step_lets_no_env_step_past_its_e
         envs.reset()
         envs.step(ACTIONS)
         envs.step(ACTIONS)
-        with interrupting(envs, "_end_episodes", first=True):
+        with interrupting(envs, "_from_dicts", first=True):
             envs.step(ACTIONS)
         for call in (lambda: envs.step(ACTIONS), lambda: envs.get_attr("t")):
             with pytest.raises(InterruptedCallError, match=r"call reset\(\)"):
