@@ -59,7 +59,7 @@ WORDS: dict[str, str] = {
     "from_gymnasium.envs": "The vector env. The result owns it and closes it.",
     "Partial.merge_into.obs": "The batch of observations from before the failed step. It is not changed.",
     "RemoteObject.type_name": "The module and name of the class.",
-    "RemoteObject.text": "`repr` of the object.",
+    "RemoteObject.text": "`str` of the object, at most 65,536 characters.",
     "AECVectorEnv.autoreset_mode": "When an env begins its next episode, as for `GymnasiumVectorEnv`.",
     "AECVectorEnv.backend": '`"shmem"`, `"subproc"`, `"thread"`, `"dummy"` or `"ray"`; or a class of vector envs.',
     "AECVectorEnv.options": "Keyword arguments of the vector env of that backend.",
