@@ -24,8 +24,8 @@ class Elsewhere(gymnasium.Env):
     observation_space: Any = spaces.Box(-1, 100, (3,), np.float32)
     action_space: Any = spaces.Discrete(3)
 
-    def __init__(self, what: str = "", id: int = 0, path: str = "") -> None:
-        self.what, self.id, self.path, self.t = what, id, path, 0
+    def __init__(self, what: str = "", id: int = 0, path: str = "", pause: float = 0.0) -> None:
+        self.what, self.id, self.path, self.pause, self.t = what, id, path, pause, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -34,6 +34,7 @@ class Elsewhere(gymnasium.Env):
 
     def step(self, action: Any) -> Any:
         self.t += 1
+        time.sleep(self.pause)
         info: dict[str, Any] = {}
         if self.what and self.t == 2:
             info = getattr(self, f"do_{self.what}")() or {}

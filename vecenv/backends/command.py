@@ -122,6 +122,8 @@ class CommandBackend(ProcessBackend):
                 self._check_reply(worker, frame)
             elif frame.kind == messages.INFO_SCHEMA:
                 frame = self._checked_schema(worker, frame)
+        if frame.kind in (messages.ANSWERS, messages.REPLY):
+            worker.line[PROGRESS] += len(worker.ids)  # which keeps the index of the env
         super().on_frame(worker, frame)
         if frame.kind == messages.ANSWERS and worker not in self._unsynced:
             self._check_rest(worker, frame.payload[: len(worker.ids)])

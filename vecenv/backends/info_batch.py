@@ -99,11 +99,15 @@ class InfoBatch(Sequence[dict[str, Any]]):
     def __init__(self, infos: RoundInfos, ids: Sequence[int]) -> None:
         self._infos, self._ids = infos, ids
         self._made: dict[int, dict[str, Any]] = {}
+        self._is_changed = False
+        """True if a wrapper has replaced dicts, for example because they have last observations."""
 
     @property
     def columns(self) -> dict[Any, Any]:
-        columns = self._infos.columns
-        return columns if len(self._ids) == self._infos.n else form.taken(columns, np.array(self._ids), self._infos.n)
+        if self._is_changed:
+            raise AttributeError  # for the text, see `__getattr__`
+        columns, n = self._infos.columns, self._infos.n
+        return columns if list(self._ids) == list(range(n)) else form.taken(columns, np.array(self._ids), n)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -113,6 +117,7 @@ class InfoBatch(Sequence[dict[str, Any]]):
         return nest.object_array([self._row(j) for j in at.tolist()]) if at.ndim else self._row(int(at))
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        self._is_changed = True
         at = np.arange(len(self._ids))[index]
         if not at.ndim:
             self._made[int(at)] = value
@@ -157,6 +162,8 @@ class InfoBatch(Sequence[dict[str, Any]]):
         return nest.object_array(self.tolist())
 
     def __getattr__(self, name: str) -> Any:
+        if name == "columns":
+            raise AttributeError("a wrapper has changed infos of this round, so they have no columns; read info[i]")
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(np.asarray(self), name)

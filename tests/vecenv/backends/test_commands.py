@@ -194,6 +194,15 @@ def test_a_hung_env_is_ended_with_its_stack(command):
         venv.reset()
 
 
+@FULL
+@both
+def test_a_worker_that_answers_is_not_hung_however_long_it_works(command):
+    with SubprocVectorEnv([(ENV, {"pause": 0.1})], worker_command=command, step_timeout=1.0) as venv:
+        venv.reset()
+        for _ in range(32):
+            venv.step([0])
+
+
 @both
 def test_prints_of_envs_go_to_stderr(command, capfd):
     with elsewhere("prints", command=command) as venv:

@@ -14,7 +14,15 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests.support.gymnasium_cases import assert_same
 from tests.support.simulators import Alone, Simulator
-from vecenv import DummyVectorEnv, EnvContractError, GymnasiumVectorEnv, ObservationError, from_gymnasium, nest
+from vecenv import (
+    DummyVectorEnv,
+    EnvContractError,
+    GymnasiumVectorEnv,
+    ObservationError,
+    VectorEnvNormObs,
+    from_gymnasium,
+    nest,
+)
 
 N = 4
 ROUNDS = 12
@@ -424,3 +432,28 @@ def test_envs_that_step_together_without_being_a_vector_env(tensors: bool) -> No
         assert ours[-1][0]["log"] == {"loss": 0.5}
     with pytest.raises(TypeError, match=r"takes a gymnasium\.vector\.VectorEnv"):
         from_gymnasium(Alone(0))
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_permuted_ids_order_actions_rows_and_columns(library: str) -> None:
+    ids = [3, 1, 0, 2]
+    with from_gymnasium(simulator(library)) as venv, alone() as plain:
+        for each in (venv, plain):
+            each.reset(seed=0)
+        ours, theirs = (each.step(actions(0)[ids], ids) for each in (venv, plain))
+        for mine, other in zip(ours[:-1], theirs[:-1], strict=True):
+            np.testing.assert_array_equal(mine, other)
+        infos = ours[-1]
+        assert [info["env_id"] for info in infos] == ids
+        for key in ("speed", "goal"):
+            np.testing.assert_array_equal([info[key] for info in infos], infos.columns[key])
+
+
+def test_infos_that_a_wrapper_changes_have_no_columns() -> None:
+    with VectorEnvNormObs(from_gymnasium(simulator("numpy"))) as venv:
+        infos = [step[-1] for step in played(venv, True)[1:]]
+        plain = [each for each in infos if not any("final_obs" in info for info in each)]
+        assert all(each.columns for each in plain)
+        (changed, *_) = [each for each in infos if any("final_obs" in info for info in each)]
+        with pytest.raises(AttributeError, match=r"read info\[i\]"):
+            _ = changed.columns

@@ -83,7 +83,8 @@ class ColumnArena(Arena):
     """Arena of envs that a library steps together. Each round has new arrays, or tensors, instead of rows in memory."""
 
     def put_actions(self, ids: np.ndarray | None, actions: Any) -> None:
-        self.action = actions
+        """Keep the actions of all envs, in the order of their ids. `ids` is a permutation."""
+        self.action = actions if ids is None else nest.take(actions, np.argsort(ids))
 
 
 def _arrays(tree: Any) -> list[np.ndarray]:
