@@ -14,6 +14,9 @@ from collector.collectors.schedule import NO_ENVS, LoopParts, Together
 from collector.policy.collector_policy import CollectorPolicy
 from vecenv import nest
 
+ON_HOST = partial(nest.map, nest.as_array)
+"""Convert a tree of tensors to arrays."""
+
 
 class BatchRequest(NamedTuple):
     frames: int
@@ -37,6 +40,7 @@ class Loop:
         self._env, self._policy, self._episodes, self._clock, self._stops = parts
         self.log, self.schedule = log, schedule
         self._has_final_obs = getattr(self._env, "has_final_obs", True)
+        self._gets_tensors = getattr(self._env, "returns_tensors", False)
         self._place: Callable[[Any], Any] | None = None
         """Brings observations to the device on which the log keeps them. `None`: the log has arrays."""
 
@@ -45,8 +49,10 @@ class Loop:
         log, episodes, schedule, clock, policy = self.log, self._episodes, self.schedule, self._clock, request.policy
         is_seeded = episodes.is_seeded  # the policy then gets rows of all envs
         place = policy.place if policy.places_obs and self._can_place(request) else None
+        if self._gets_tensors:
+            place = ON_HOST if place is None else partial(_place_tensors, place)
         if place != self._place:
-            log.convert_obs(place or partial(nest.map, nest.as_array))
+            log.convert_obs(place or ON_HOST)
             self._place = place
         log.begin(request.frames, request.version, request.reuse, request.on_step.layout if request.on_step else ())
         episodes.begin_batch()
@@ -112,8 +118,11 @@ class Loop:
         Return the observations if the policy can take them as they are.
         """
         log, episodes, (obs, reward, terminated, truncated, info) = self.log, self._episodes, step
-        reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
         placed = obs if self._place is None else self._place(obs)
+        if self._gets_tensors:
+            terminated, truncated = nest.as_array(terminated), nest.as_array(truncated)
+            obs, reward = placed, nest.as_array(reward).astype(np.float64)
+        reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
         log.receive(ids, placed, reward, terminated, truncated, resets)
         ended = (by_env | truncated).nonzero()[0]
         if not self._has_final_obs:
@@ -152,10 +161,12 @@ class Loop:
         last_obs, at = nest.take(obs, ended), by_env[ended].nonzero()[0]
         rows = ended[at]  # for other rows, `final_obs` is the env's own entry
         if not self._has_final_obs:
-            nest.put(last_obs, at, nest.map(nest.as_array, nest.take(self.log.received("obs"), rows)))
+            before = nest.take(self.log.received("obs"), rows)
+            nest.put(last_obs, at, before if self._gets_tensors else ON_HOST(before))
         elif autoreset and has_columns(info):
             if len(rows):
-                nest.put(last_obs, at, nest.take(info.columns["final_obs"], rows))
+                last = nest.take(info.columns["final_obs"], rows)
+                nest.put(last_obs, at, self._place(last) if self._place and self._gets_tensors else last)
         elif autoreset:
             begun = ["final_obs" in info[row] for row in rows.tolist()]
             at, rows = at[begun], rows[begun]
@@ -180,6 +191,11 @@ class Loop:
 def synchronous_loop(parts: LoopParts) -> Loop:
     """Return a loop that waits for all envs of a round."""
     return Loop(parts, StepLog(parts.episodes, has_seeds=parts.episodes.is_seeded), Together(parts))
+
+
+def _place_tensors(place: Callable[[Any], Any], obs: Any) -> Any:
+    """Call `place` with tensors of torch as they are, and with tensors of other libraries as arrays."""
+    return place(nest.map(lambda leaf: leaf if hasattr(leaf, "detach") else nest.as_array(leaf), obs))
 
 
 def _infos_of_steps(ids: np.ndarray, info: Any, begun: Any) -> Any:

@@ -126,3 +126,29 @@ class EndTogether(Simulator):
         if self.final == "whole":
             infos |= {"final_obs": self._obs("last"), "final_info": self._infos("last")}
         return obs, reward, np.ones_like(terminated), np.zeros_like(truncated), infos
+
+
+@pytest.mark.parametrize("final", ["masked", "old", "lost"])
+@pytest.mark.parametrize("reads", ["nothing", "policy", "info_keys", "hook"])
+@pytest.mark.parametrize("library", ["torch", pytest.param("jax.numpy", marks=pytest.mark.full)])
+def test_a_collector_takes_tensors(library: str, reads: str, final: str) -> None:
+    def by_speed(obs: Any, speed: Any) -> Any:
+        return policy(np.asarray(obs)) + np.asarray(speed)[:, None] / 1000
+
+    def next_obs(step: Any) -> dict[str, Any]:
+        return {"after": step.next_obs, "before": step.obs, "steps": [float(info["speed"]) for info in step.info]}
+
+    def collected(tensors: bool) -> Any:
+        keys = () if reads == "nothing" else ("speed",)
+        venv = simulator(library, final=final, tensors=tensors)
+        chosen = by_speed if reads == "policy" else policy
+        with venv, SyncDataCollector(venv, chosen, frames_per_batch=8, info_keys=keys) as collector:
+            hook = {"on_step": next_obs} if reads == "hook" else {}
+            return [collector.next(), collector.collect(n_step=20 * N, **hook).batch]
+
+    for ours, theirs in zip(collected(True), collected(False), strict=True):
+        assert_same_steps(ours, theirs)
+        np.testing.assert_array_equal(ours.next.obs, theirs.next.obs)
+        assert ours.extras.keys() == theirs.extras.keys()
+        for name, column in theirs.extras.items():
+            np.testing.assert_array_equal(ours.extras[name], column, err_msg=name)
