@@ -114,11 +114,11 @@ class StepExtras:
 
     def __call__(self, step: StepBatch, clock: Clock) -> dict[str, np.ndarray]:
         clock.lap("storage")
+        entries = self._columns(step.info, step.env_id) if self._keys else {}  # first, because a hook reads dicts
         extras = {} if self._hook is None else self._of_hook(self._hook, step)
         if extras and self._keys:
             refuse_names("info_keys has", self._keys, extras)
-        if self._keys:
-            extras |= self._columns(step.info, step.env_id)
+        extras |= entries
         clock.lap("hooks")
         return extras
 

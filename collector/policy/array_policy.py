@@ -61,8 +61,8 @@ class ArrayPolicy(CollectorPolicy):
         if call.state is not None and not call.state.is_known:
             self._learn_state(call.state, obs, env_ids, infos)
         obs = self._placed(obs)
-        call.infos = np.asarray(_infos_of(env_ids, infos)) if call.takes_info else None
         of_infos = {} if self._columns is None else self._columns(_infos_of(env_ids, infos), env_ids)
+        call.infos = np.asarray(_infos_of(env_ids, infos)) if call.takes_info else None
         inputs = (obs, call.rows_of(env_ids, stepping), of_infos) if call.wants_rows else obs
         outputs = self._check(self._arrays(inputs), len(env_ids))
         self._clock.lap("transfer")
