@@ -281,4 +281,4 @@ def as_info_keys(keys: Any) -> tuple[str, ...]:
 
 def without_last(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the info of a reset without the previous episode's entries."""
-    return {key: value for key, value in info.items() if key not in ("final_obs", "final_info")}
+    return {key: value for key, value in info.items() if key not in ("final_obs", NO_FINAL_OBS, "final_info")}

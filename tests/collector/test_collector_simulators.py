@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from collector import SyncDataCollector
-from collector.batch.multi_step import MultiStep
+from collector import MultiStep, RecordEpisodes, SyncDataCollector
 from tests.support.simulators import Alone, Simulator, count_calls
 from vecenv import DummyVectorEnv, from_gymnasium, nest
+from vecenv.transforms import CatFrames, RewardSum
 
 N = 4
 FIELDS = ("obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "mask")
@@ -152,3 +153,28 @@ def test_a_collector_takes_tensors(library: str, reads: str, final: str) -> None
         assert ours.extras.keys() == theirs.extras.keys()
         for name, column in theirs.extras.items():
             np.testing.assert_array_equal(ours.extras[name], column, err_msg=name)
+
+
+@pytest.mark.parametrize("final", ["masked", "lost"])
+def test_transforms_begin_with_the_next_episode(final: str) -> None:
+    transforms = [RewardSum(), CatFrames(2, -1)]
+    ours, theirs = (
+        batches(venv, lambda obs: policy(obs["observation"][:, :3]), transforms=transforms)
+        for venv in (simulator(final=final), alone())
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one.reward, other.reward)
+        kept = ~(other.terminated | other.truncated) if final == "lost" else other.mask
+        for key, rows in other.obs.items():
+            np.testing.assert_array_equal(one.obs[key], rows, err_msg=key)
+            np.testing.assert_array_equal(one.next.obs[key][kept], other.next.obs[key][kept], err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"has_final_obs": False}, r"has_final_obs=False"), ({"tensors": True}, r"without tensors=True")],
+)
+def test_record_episodes_needs_arrays_and_last_observations(options: Any, message: str, tmp_path: Path) -> None:
+    with from_gymnasium(Simulator(np), **options) as venv, pytest.raises(ValueError, match=message):
+        RecordEpisodes(venv, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
