@@ -278,11 +278,12 @@ def with_failures(device: str) -> Any:
         return first, columns(collector.next())
 
 
-def simulator(final: str, device: str) -> Any:
+def simulator(final: str, device: str, **options: Any) -> Any:
     simulated = Simulator(torch, final=final, device=device)
     venv = from_gymnasium(simulated, tensors=True, has_final_obs=final != "lost")
-    policy = Net(torch.tanh, 3, 2)
-    with SyncDataCollector(venv, policy, frames_per_batch=40, info_keys=["speed"], device=device) as collector:
+    policy = Net(torch.tanh, 6 if options else 3, 2)
+    options |= {"info_keys": ["speed"], "device": device}
+    with SyncDataCollector(venv, policy, frames_per_batch=40, **options) as collector:
         batches = [collector.next(), collector.next(), collector.collect(8, on_step=lambda _: None).batch]
         assert {batch.obs.device.type for batch in batches} == {device}
         return tuple(map(columns, batches))
@@ -306,6 +307,7 @@ CASES: dict[str, Callable[[str], Any]] = {
     "rollout": rolled_out,
     "TensorDict": with_tensordicts,
     "infos": with_infos,
+    "simulator, transforms": lambda device: simulator("masked", device, transforms=[CatFrames(2, -1), VecNorm()]),
     **{f"simulator, {final}": partial(simulator, final) for final in ("masked", "old", "lost")},
 }
 
