@@ -194,12 +194,20 @@ class InfoExtras:
         entries = {i: info[key] for i, info in enumerate(infos) if key in info}
         if "." in key and not entries:
             entries = {i: entry for i, info in enumerate(infos) for entry in nested_entry(info, key)}
+        fitted = set[Any]()
         for i, entry in entries.items():
-            self._fit(key, np.asarray(entry), entry, env_ids[i])
-        rows = self._filled(key, len(infos), slice(0), 0)
-        for i, entry in entries.items():
-            rows[i] = entry  # type: ignore[index]  # `_fit` has made a layout
-        return rows
+            if hasattr(entry, "detach"):
+                entries[i] = entry = nest.tensor_on_host(entry)
+            value = np.asarray(entry)
+            form = entry.__class__, value.shape, value.dtype
+            if form not in fitted:
+                self._fit(key, value, entry, env_ids[i])
+                fitted.add(form)
+        found = self._filled(key, len(infos), slice(0), 0)
+        if found is not None:
+            for i, entry in entries.items():
+                found[i] = entry
+        return found
 
     def _fit(self, key: str, value: np.ndarray, entry: Any, env_id: int) -> None:
         """Fit the column's layout to an entry. `value`: the entry as an array."""

@@ -159,6 +159,7 @@ class Loop:
         If the envs lose a last observation, the observation before the step takes its place.
         """
         last_obs, at = nest.take(obs, ended), by_env[ended].nonzero()[0]
+        place = self._place if self._gets_tensors else None
         rows = ended[at]  # for other rows, `final_obs` is the env's own entry
         if not self._has_final_obs:
             before = nest.take(self.log.received("obs"), rows)
@@ -166,12 +167,13 @@ class Loop:
         elif autoreset and has_columns(info):
             if len(rows):
                 last = nest.take(info.columns["final_obs"], rows)
-                nest.put(last_obs, at, self._place(last) if self._place and self._gets_tensors else last)
+                nest.put(last_obs, at, last if place is None else place(last))
         elif autoreset:
             begun = ["final_obs" in info[row] for row in rows.tolist()]
             at, rows = at[begun], rows[begun]
             for j, row in zip(at.tolist(), rows.tolist(), strict=True):
-                nest.put(last_obs, j, info[row]["final_obs"])
+                last = info[row]["final_obs"]
+                nest.put(last_obs, j, last if place is None else place(last))
         return last_obs, rows if autoreset else NO_ENVS
 
     def _call_hook(
