@@ -466,12 +466,13 @@ class Server:
                 self._round(payload)
             elif kind == CALL:
                 op, calls = decode(payload)
-                found = {j: self._guarded(A_CALL, j, op, getattr(self, f"_{op}", None), j, *calls[j]) for j in calls}
+                function = getattr(self, f"_{op}", None) or self._refuse(op)
+                found = {j: self._guarded(A_CALL, j, op, function, j, *calls[j]) for j in calls}
                 self.stream.write(REPLY, number, encode(found, space_as_value))
             elif kind == SYNC:
                 self.stream.write(SYNCED, number)
             elif kind == CLOSE:
-                found = {j: self._guarded(A_CALL, j, "close", env.close) for j, env in enumerate(self.envs)}
+                found = {j: self._guarded(NOTHING, j, "close", env.close) for j, env in enumerate(self.envs)}
                 self.stream.write(CLOSED, 0, encode([f.content["text"] for f in found.values() if f is not None]))
                 return
 
@@ -555,6 +556,12 @@ class Server:
         self.stream.write(ANSWERS, self.line[BUSY_NS], bytes(status), *rows, rest)
         self.line[DOING] = NOTHING
 
+    def _refuse(self, op: str) -> Callable[..., None]:
+        def refuse(*args: Any) -> None:
+            raise NotImplementedError(f"worker_numpy.py has no {op}; python -m vecenv.worker has it")
+
+        return refuse
+
     def _layer(self, j: int, name: str) -> Any:
         env = self.envs[j].env
         while not hasattr(env, name) and "env" in vars(env):
@@ -568,7 +575,11 @@ class Server:
         return hasattr(self._layer(j, name), name)
 
     def _set_env_attr(self, j: int, name: str, value: Any) -> None:
-        setattr(self._layer(j, name), name, value)
+        env = self.envs[j].env
+        # An attribute that a wrapper forwards by `__getattr__` belongs to a layer inside.
+        while name not in vars(env) and not hasattr(type(env), name) and "env" in vars(env):
+            env = env.env
+        setattr(env, name, value)
 
     def _call(self, j: int, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         found = self._get_env_attr(j, name)

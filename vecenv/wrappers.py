@@ -236,7 +236,8 @@ class RowWiseWrapper(VectorEnvWrapper):
         if not self._resets and terminated.__class__ is np.ndarray and not (terminated | truncated).nonzero()[0].size:
             return self.map_step(obs, rew, terminated, truncated, info)
         resets = self.reset_rows(info)
-        ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
+        lasts = {"final_obs", "no_final_obs"}
+        ended = [row for row, each in enumerate(info) if "final_info" in each and not lasts.isdisjoint(each)]
         repeated = [row for row, each in enumerate(info) if is_repeated(each) and truncated[row]]
         if resets is None and not ended and not repeated:
             return self.map_step(obs, rew, terminated, truncated, info)
@@ -251,7 +252,8 @@ class RowWiseWrapper(VectorEnvWrapper):
         is_stepped[repeated], begins[ended] = False, True
         stepped, first, again = is_stepped.nonzero()[0], begins.nonzero()[0], np.array(repeated, np.int64)
         begun = nest.take(columns[0], first)
-        finals = {row: {key: info[row][key] for key in ("final_obs", "final_info")} for row in ended}
+        keys = ("final_obs", "final_info")
+        finals = {row: {key: info[row][key] for key in keys if key in info[row]} for row in ended}
         mapped: list[tuple[np.ndarray, tuple[Any, ...]]] = []
         kinds: list[tuple[np.ndarray, Callable[..., Any]]] = [(stepped, self.map_step), (again, self.map_repeated)]
         for rows, function in kinds:
@@ -260,15 +262,17 @@ class RowWiseWrapper(VectorEnvWrapper):
             obs, *others, infos = nest.take((*columns, info), rows)  # copies, because `put` changes `obs`
             last = [(at, row) for at, row in enumerate(rows.tolist()) if row in ended]
             for at, row in last:
-                nest.put(obs, at, finals[row]["final_obs"])
+                if "final_obs" in finals[row]:  # else it is lost, and the row is the first of the next episode
+                    nest.put(obs, at, finals[row]["final_obs"])
                 infos[at] = {**finals[row]["final_info"], "env_id": info[row]["env_id"]}
             *values, infos = function(obs, *others, infos)
             mapped.append((rows, tuple(values)))
             for at, row in last:
                 del infos[at]["env_id"]
                 own = {key: id for key, id in finals[row]["final_info"].items() if key == "env_id"}  # env's own entry
-                last_obs = nest.map(_copy_leaf, nest.take(values[0], at))
-                finals[row] = {"final_obs": last_obs, "final_info": infos[at] | own}
+                if "final_obs" in finals[row]:
+                    finals[row]["final_obs"] = nest.map(_copy_leaf, nest.take(values[0], at))
+                finals[row]["final_info"] = infos[at] | own
                 infos[at] = info[row]
             info[rows] = infos
         if len(first):

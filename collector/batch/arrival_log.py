@@ -105,9 +105,10 @@ class ArrivalLog(StepLog):
         return self._row[ids]
 
     def _open_rows(self, ids: np.ndarray) -> None:
-        first, self._used = self._used, self._used + len(ids)
-        if self._used > self._size:
-            self._size = 2 * self._used
-            for name, tree in self.columns.items():
-                self.columns[name] = nest.map(lambda rows: resized(rows, self._size), tree)
-        self._row[ids] = np.arange(first, self._used)
+        first, used = self._used, self._used + len(ids)
+        if used > self._size:
+            columns = {
+                name: nest.map(lambda rows: resized(rows, 2 * used), tree) for name, tree in self.columns.items()
+            }
+            self.columns, self._size = columns, 2 * used
+        self._row[ids], self._used = np.arange(first, used), used

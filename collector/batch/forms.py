@@ -233,8 +233,10 @@ def _join_finals(finals: Sequence[tuple[np.ndarray, Any]], all_obs: Any) -> tupl
     ended = np.concatenate([NO_IDS, *(rows for rows, _ in finals)])
     if not len(ended):
         return ended, nest.map(lambda rows: zeros(rows[0], 0), all_obs)
-    order = np.argsort(ended)
-    obs = nest.take(join([nest.map(nest.as_array, last) for _, last in finals]), order)
+    order, last = np.argsort(ended), [obs for _, obs in finals]
+    if isinstance(next(nest.leaves(last[0])), np.ndarray):
+        last = [nest.map(nest.as_array, obs) for obs in last]
+    obs = nest.take(nest.merge(lambda rows: nest.namespace(rows[0]).concatenate(rows), last), order)
     return ended[order], nest.merge(lambda pair: convert_like(*pair), [obs, all_obs])
 
 

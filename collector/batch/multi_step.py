@@ -8,6 +8,7 @@ import numpy as np
 
 from collector.batch.forms import convert_like, copy_of, pick, trajectory_bounds
 from collector.batch.rollout import FlatRollout, Steps
+from collector.batch.step_extras import NO_FINAL_OBS
 from vecenv.arguments import check_number
 from vecenv.nest import as_array
 
@@ -70,6 +71,7 @@ class MultiStep:
                 f"batch.extras already has {taken}, and MultiStep adds entries with these names: rename the existing "
                 "ones"
             )
+        lost = {name: pick(rows, last) for name, rows in flat.extras.items() if name == NO_FINAL_OBS}
         return replace(
             flat,
             reward=reward,
@@ -77,7 +79,7 @@ class MultiStep:
             truncated=pick(flat.truncated, last),
             tail_rows=convert_like(tails, flat.reward),
             tail_obs=pick(flat.next.obs, last[tails]),
-            extras={**flat.extras, **extras},
+            extras={**flat.extras, **lost, **extras},
         )
 
     def _last_rows(self, flat: FlatRollout) -> np.ndarray:

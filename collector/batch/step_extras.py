@@ -15,12 +15,16 @@ from vecenv import nest
 EPISODE_SEED = "episode_seed"
 """Column of `extras` with the seed of each step's episode, if the collector has `episode_seeds`."""
 
+NO_FINAL_OBS = "no_final_obs"
+"""Column of `extras` that marks ends without a known last observation, if the vector env loses last observations."""
+
 OBJECTS = np.dtype(object)
 RowLayout = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype of a row."""
 
 RESERVED = frozenset(
-    {each.name for each in fields(Rollout)} | {"obs", "next", "done", "observation", "collector", EPISODE_SEED}
+    {each.name for each in fields(Rollout)}
+    | {"obs", "next", "done", "observation", "collector", EPISODE_SEED, NO_FINAL_OBS}
 )
 """Names that a batch or its `TensorDict` already has."""
 
@@ -110,11 +114,11 @@ class StepExtras:
 
     def __call__(self, step: StepBatch, clock: Clock) -> dict[str, np.ndarray]:
         clock.lap("storage")
+        entries = self._columns(step.info, step.env_id) if self._keys else {}  # first, because a hook reads dicts
         extras = {} if self._hook is None else self._of_hook(self._hook, step)
         if extras and self._keys:
             refuse_names("info_keys has", self._keys, extras)
-        if self._keys:
-            extras |= self._columns(step.info, step.env_id)
+        extras |= entries
         clock.lap("hooks")
         return extras
 
@@ -177,36 +181,67 @@ class InfoExtras:
         return {key: column for key, column in columns.items() if column is not None}
 
     def _column(self, key: str, infos: Any, env_ids: np.ndarray) -> np.ndarray | None:
+        if has_columns(infos):
+            column, mask = infos.column(key)
+            array = nest.as_array(column) if hasattr(column, "shape") else None
+            if array is not None and array.shape[:1] == (len(infos),) and array.dtype.kind in "biuf":
+                rows = np.flatnonzero(np.ones(len(infos), np.bool_) if mask is None else nest.as_array(mask))
+                if len(rows):
+                    self._fit(key, np.asarray(array[rows[0]]), array[rows[0]], env_ids[rows[0]])
+                return self._filled(key, len(infos), rows, array[rows])
+            if column is None:
+                return self._filled(key, len(infos), slice(0), 0)
         entries = {i: info[key] for i, info in enumerate(infos) if key in info}
         if "." in key and not entries:
             entries = {i: entry for i, info in enumerate(infos) for entry in nested_entry(info, key)}
-        values = {i: np.asarray(entry) for i, entry in entries.items()}
-        for i, value in values.items():
-            if value.dtype.kind not in "biuf" and not isinstance(entries[i], str):
-                dotted = tuple(dotted_keys({key: entries[i]}))
-                advice = "leave out this key" if dotted == (key,) else f"name its entries instead, as in {dotted}"
-                raise TypeError(
-                    f"info_keys: env {env_ids[i]} has {key!r}={entries[i]!r}, which is not a number, a text or an "
-                    f"array of numbers; {advice}"
-                )
-            found_dtype = dtype_of_rows(value)
-            if not value.ndim and found_dtype.kind in "iuf":
-                found_dtype = np.dtype(np.int64 if np.can_cast(found_dtype, np.int64) else np.float64)
-            if key not in self._layout:
-                refuse_names("info_keys has", [key], self._policy_layout())
-            shape, dtype = self._layout.setdefault(key, (value.shape, found_dtype))
-            if value.shape == shape == () and (dtype == OBJECTS) == (found_dtype == OBJECTS):
-                self._layout[key] = (), np.promote_types(dtype, found_dtype)
-            elif value.shape != shape or dtype == OBJECTS or not np.can_cast(value.dtype, dtype, "same_kind"):
-                found = f"{value.dtype} {value.shape}; before it was {dtype} {shape}"
-                raise TypeError(f"info_keys: env {env_ids[i]} has {key!r} as {found}")
+        fitted = set[Any]()
+        for i, entry in entries.items():
+            if hasattr(entry, "detach"):
+                entries[i] = entry = nest.tensor_on_host(entry)
+            value = np.asarray(entry)
+            form = entry.__class__, value.shape, value.dtype
+            if form not in fitted:
+                self._fit(key, value, entry, env_ids[i])
+                fitted.add(form)
+        found = self._filled(key, len(infos), slice(0), 0)
+        if found is not None:
+            for i, entry in entries.items():
+                found[i] = entry
+        return found
+
+    def _fit(self, key: str, value: np.ndarray, entry: Any, env_id: int) -> None:
+        """Fit the column's layout to an entry. `value`: the entry as an array."""
+        if value.dtype.kind not in "biuf" and not isinstance(entry, str):
+            dotted = tuple(dotted_keys({key: entry}))
+            advice = "leave out this key" if dotted == (key,) else f"name its entries instead, as in {dotted}"
+            raise TypeError(
+                f"info_keys: env {env_id} has {key!r}={entry!r}, which is not a number, a text or an array of "
+                f"numbers; {advice}"
+            )
+        found_dtype = dtype_of_rows(value)
+        if not value.ndim and found_dtype.kind in "iuf":
+            found_dtype = np.dtype(np.int64 if np.can_cast(found_dtype, np.int64) else np.float64)
+        if key not in self._layout:
+            refuse_names("info_keys has", [key], self._policy_layout())
+        shape, dtype = self._layout.setdefault(key, (value.shape, found_dtype))
+        if value.shape == shape == () and (dtype == OBJECTS) == (found_dtype == OBJECTS):
+            self._layout[key] = (), np.promote_types(dtype, found_dtype)
+        elif value.shape != shape or dtype == OBJECTS or not np.can_cast(value.dtype, dtype, "same_kind"):
+            found = f"{value.dtype} {value.shape}; before it was {dtype} {shape}"
+            raise TypeError(f"info_keys: env {env_id} has {key!r} as {found}")
+
+    def _filled(self, key: str, n: int, at: Any, values: Any) -> np.ndarray | None:
+        """Return a column of n rows with `values` in the rows `at`. `None`: no info has had the key."""
         if key not in self._layout:
             return None
-        shape, dtype = self._layout[key]
-        rows = blank((len(infos), *shape), dtype)
-        for i in values:
-            rows[i] = entries[i]
+        rows = blank((n, *self._layout[key][0]), self._layout[key][1])
+        rows[at] = values
         return rows
+
+
+def has_columns(infos: Any) -> bool:
+    """Return True for the infos of a native vector env, if nobody has read or changed their dicts."""
+    return getattr(infos, "has_columns", False)
 
 
 def nested_entry(info: Any, key: str) -> list[Any]:
@@ -254,4 +289,4 @@ def as_info_keys(keys: Any) -> tuple[str, ...]:
 
 def without_last(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the info of a reset without the previous episode's entries."""
-    return {key: value for key, value in info.items() if key not in ("final_obs", "final_info")}
+    return {key: value for key, value in info.items() if key not in ("final_obs", NO_FINAL_OBS, "final_info")}

@@ -190,8 +190,10 @@ class StepLog:
 
     def clear(self) -> None:
         """Discard all steps. Keep only the latest observations."""
-        self.columns = {"obs": self.obs(None, copy=True)} if "obs" in self.columns else {}
-        self.finals, self.failed, self.steps, self._open = [], [], 0, slice(0, self.env_num)
+        latest = {"obs": self.obs(None, copy=True)} if "obs" in self.columns else {}
+        first = slice(0, self.env_num)
+        # One statement, so that an interrupt leaves all of the old state.
+        self.columns, self.finals, self.failed, self.steps, self._open = latest, [], [], 0, first
 
     @property
     def is_full(self) -> bool:

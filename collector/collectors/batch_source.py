@@ -116,7 +116,7 @@ class BatchSource(Layer):
         ended = self._returns.add(batch)
         self.steps += batch.frames
         self._ended += len(ended.lens)
-        self._recent_returns.extend(sum(np.ravel(each).tolist()) for each in ended.returns)
+        self._recent_returns.extend(ended.returns.sum(tuple(range(1, ended.returns.ndim))).tolist())
         self.clock.lap("storage")
         return ended
 

@@ -119,7 +119,8 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
     """Wrap the vector env in transforms that run on `device` (default: the policy's device)."""
     if transforms is None:
         return env
-    if device is not None or sys.modules.get("torch") is not None:
+    has_tensors = getattr(env, "returns_tensors", False)  # they are on their device already
+    if not has_tensors and (device is not None or sys.modules.get("torch") is not None):
         from collector.device.tensors import resolve_device, tensors_of, torch
 
         home = next((tensor.device for tensor in tensors_of(policy)), torch.device("cpu"))

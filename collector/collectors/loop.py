@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.batch.step_extras import StepBatch, StepExtras
+from collector.batch.step_extras import NO_FINAL_OBS, StepBatch, StepExtras, has_columns
 from collector.batch.step_log import StepLog
-from collector.collectors.schedule import LoopParts, Together
+from collector.collectors.schedule import NO_ENVS, LoopParts, Together
 from collector.policy.collector_policy import CollectorPolicy
 from vecenv import nest
+
+ON_HOST = partial(nest.map, nest.as_array)
+"""Convert a tree of tensors to arrays."""
 
 
 class BatchRequest(NamedTuple):
@@ -36,6 +39,8 @@ class Loop:
     def __init__(self, parts: LoopParts, log: StepLog, schedule: Together) -> None:
         self._env, self._policy, self._episodes, self._clock, self._stops = parts
         self.log, self.schedule = log, schedule
+        self._has_final_obs = getattr(self._env, "has_final_obs", True)
+        self._gets_tensors = getattr(self._env, "returns_tensors", False)
         self._place: Callable[[Any], Any] | None = None
         """Brings observations to the device on which the log keeps them. `None`: the log has arrays."""
 
@@ -44,8 +49,10 @@ class Loop:
         log, episodes, schedule, clock, policy = self.log, self._episodes, self.schedule, self._clock, request.policy
         is_seeded = episodes.is_seeded  # the policy then gets rows of all envs
         place = policy.place if policy.places_obs and self._can_place(request) else None
+        if self._gets_tensors:
+            place = ON_HOST if place is None else partial(_place_tensors, place)
         if place != self._place:
-            log.convert_obs(place or partial(nest.map, nest.as_array))
+            log.convert_obs(place or ON_HOST)
             self._place = place
         log.begin(request.frames, request.version, request.reuse, request.on_step.layout if request.on_step else ())
         episodes.begin_batch()
@@ -101,7 +108,7 @@ class Loop:
         self.log.observe(ids, placed)
         return placed
 
-    def _begin(self, ids: np.ndarray, infos: np.ndarray) -> None:
+    def _begin(self, ids: np.ndarray, infos: Any) -> None:
         self._episodes.begin(ids, infos)
         self._policy.begin(ids)
 
@@ -111,32 +118,63 @@ class Loop:
         Return the observations if the policy can take them as they are.
         """
         log, episodes, (obs, reward, terminated, truncated, info) = self.log, self._episodes, step
-        reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
         placed = obs if self._place is None else self._place(obs)
+        if self._gets_tensors:
+            terminated, truncated = nest.as_array(terminated), nest.as_array(truncated)
+            obs, reward = placed, nest.as_array(reward).astype(np.float64)
+        reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
         log.receive(ids, placed, reward, terminated, truncated, resets)
         ended = (by_env | truncated).nonzero()[0]
-        last_obs, begun = _last_obs(obs, ended, by_env, info, autoreset) if len(ended) else (None, [])
+        if not self._has_final_obs:
+            log.add_extras({NO_FINAL_OBS: by_env}, None)
+        last_obs, begun = self._ends(obs, ended, by_env, info, autoreset) if len(ended) else (None, NO_ENVS)
         if request.on_step is not None and (resets is None or not resets.all()):
-            infos = info.copy()
-            for row in begun:  # `info` is the info of the reset
-                infos[row] = {**info[row]["final_info"], "env_id": int(ids[row])}
+            infos = _infos_of_steps(ids, info, begun)
             shown = StepBatch(ids, (), log.received("action"), reward, terminated, truncated, (), infos)
             self._call_hook(request.on_step, shown, obs, resets, ended, last_obs)
         if episodes.cuts:
             truncated = truncated | (episodes.take_cuts(ids) & ~by_env & (True if resets is None else ~resets))
             log.truncate(truncated)
             ended = (by_env | truncated).nonzero()[0]
-            last_obs, begun = _last_obs(obs, ended, by_env, info, autoreset)
-        episodes.infos[ids] = info
+            last_obs, begun = self._ends(obs, ended, by_env, info, autoreset)
+        if info.__class__ is np.ndarray:
+            episodes.infos[ids] = info
+        else:
+            episodes.keep_infos(ids, info)
         if resets is not None:
             self._begin(ids[resets], info[resets])
         if len(ended):
             log.end(ended, last_obs, episodes.end(ids, ended, info, request.quota))
-            if begun:
-                self._begin(ids[begun], info[begun])
+            if len(begun):
+                self._begin(ids[begun], None if has_columns(info) else info[begun])
         if resets is not None or len(ids) < log.env_num:
             return None
         return None if self._place is None and self.schedule.shares_memory else placed
+
+    def _ends(
+        self, obs: Any, ended: np.ndarray, by_env: np.ndarray, info: Any, autoreset: bool
+    ) -> tuple[Any, np.ndarray]:
+        """Return the last observations of the episodes in rows `ended`, and the rows that workers have reset.
+
+        If the envs lose a last observation, the observation before the step takes its place.
+        """
+        last_obs, at = nest.take(obs, ended), by_env[ended].nonzero()[0]
+        place = self._place if self._gets_tensors else None
+        rows = ended[at]  # for other rows, `final_obs` is the env's own entry
+        if not self._has_final_obs:
+            before = nest.take(self.log.received("obs"), rows)
+            nest.put(last_obs, at, before if self._gets_tensors else ON_HOST(before))
+        elif autoreset and has_columns(info):
+            if len(rows):
+                last = nest.take(info.columns["final_obs"], rows)
+                nest.put(last_obs, at, last if place is None else place(last))
+        elif autoreset:
+            begun = ["final_obs" in info[row] for row in rows.tolist()]
+            at, rows = at[begun], rows[begun]
+            for j, row in zip(at.tolist(), rows.tolist(), strict=True):
+                last = info[row]["final_obs"]
+                nest.put(last_obs, j, last if place is None else place(last))
+        return last_obs, rows if autoreset else NO_ENVS
 
     def _call_hook(
         self, on_step: StepExtras, shown: StepBatch, obs: Any, resets: Any, ended: np.ndarray, last_obs: Any
@@ -157,11 +195,16 @@ def synchronous_loop(parts: LoopParts) -> Loop:
     return Loop(parts, StepLog(parts.episodes, has_seeds=parts.episodes.is_seeded), Together(parts))
 
 
-def _last_obs(obs: Any, ended: np.ndarray, by_env: np.ndarray, info: Any, autoreset: bool) -> tuple[Any, list[int]]:
-    """Return the last observations of the episodes in rows `ended`, and the rows that workers have reset."""
-    last_obs, begun = nest.take(obs, ended), list[int]()
-    for j, row in enumerate(ended.tolist()) if autoreset else ():
-        if by_env[row] and "final_obs" in info[row]:  # if not `by_env`, `final_obs` is the env's own entry
-            nest.put(last_obs, j, info[row]["final_obs"])
-            begun.append(row)
-    return last_obs, begun
+def _place_tensors(place: Callable[[Any], Any], obs: Any) -> Any:
+    """Call `place` with tensors of torch as they are, and with tensors of other libraries as arrays."""
+    return place(nest.map(lambda leaf: leaf if hasattr(leaf, "detach") else nest.as_array(leaf), obs))
+
+
+def _infos_of_steps(ids: np.ndarray, info: Any, begun: Any) -> Any:
+    """Return the infos of the steps, because infos of the rows `begun` are infos of resets."""
+    if has_columns(info):
+        return info.of_steps()
+    infos = info.copy()
+    for row in begun:
+        infos[row] = {**info[row]["final_info"], "env_id": int(ids[row])}
+    return infos

@@ -100,7 +100,7 @@ def _collect(
                 raise ValueError(f"obs has {sorted(counts)} rows, expected one for each of {n} envs")
             source.begin(np.arange(n), obs, nest.object_array([{}] * n))
         if isinstance(policy, _SpacePolicy):
-            policy.masks_of = lambda env_ids: masks_in(source.episodes.infos[env_ids])
+            policy.masks_of = lambda env_ids: masks_in(source.episodes.infos, env_ids)
         batch: Rollout = source.collect(BatchRequest(config.frames_per_batch, False, quota, source.extras(hook)))[0]
         source.warn_of_failures()
         return batch

@@ -41,6 +41,7 @@ import numpy as np
 
 from collector.basics.timing import Clock
 from collector.batch.arrival_log import ArrivalLog
+from collector.batch.step_extras import has_columns
 from collector.batch.step_log import StepLog
 from collector.episodes.env_episodes import Episodes
 from collector.policy.collector_policy import CollectorPolicy
@@ -207,7 +208,7 @@ class InTurns(Together):
         if not self._in_flight.any():
             return None
         step = self._env.recv()
-        ids = np.array([info["env_id"] for info in step[-1]])
+        ids = step[-1].ids if has_columns(step[-1]) else np.array([info["env_id"] for info in step[-1]])
         self._in_flight[ids] = False
         self._queue.append(ids)
         resets = self._resetting[ids]

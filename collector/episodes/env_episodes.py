@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from collector.batch.rollout import RewardShape
-from collector.batch.step_extras import without_last
+from collector.batch.step_extras import has_columns, without_last
 from collector.episodes.seeds import read_pair
 from vecenv import nest
 from vecenv.errors import is_repeated
@@ -30,7 +30,8 @@ class Episodes:
         self, env_num: int, seeds: Iterable[tuple[int, int]] | None = None, ahead: bool = False, limit: int = 0
     ) -> None:
         self.limit = limit
-        self.infos = np.full(env_num, None)
+        self.infos: Any = np.full(env_num, None)
+        """Latest infos by env: an object array of dicts, or the `InfoBatch` of a round of all envs."""
         self.reward_shape = RewardShape()
         self._envs, self._is_ahead = np.arange(env_num), ahead
         self._reserved: dict[int, tuple[int, int]] = {}
@@ -63,10 +64,21 @@ class Episodes:
             self._assign(np.flatnonzero(self.ids < 0))
         self.cuts.clear()
 
-    def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
+    def begin(self, env_ids: np.ndarray, infos: Any) -> None:
+        """Begin episodes with these infos. `None`: `keep_infos` has them."""
         self.over[env_ids] = False
-        # If the worker reset the env in the round of the last step, the info has entries of the ended episode.
-        self.infos[env_ids] = nest.object_array([without_last(info) for info in infos])
+        if has_columns(infos):
+            self.keep_infos(env_ids, infos)
+        elif infos is not None:
+            # If the worker reset the env in the round of the last step, the info has entries of the ended episode.
+            self.infos[env_ids] = nest.object_array([without_last(info) for info in infos])
+
+    def keep_infos(self, env_ids: np.ndarray, infos: Any) -> None:
+        """Keep the latest infos of these envs, as columns if they are all envs."""
+        if len(env_ids) == len(self._envs) and has_columns(infos):
+            self.infos = infos.without_finals()
+        else:
+            self.infos[env_ids] = np.asarray(infos)
 
     @property
     def is_seeded(self) -> bool:
@@ -176,7 +188,7 @@ class Episodes:
 
     def _note_failures(self, env_ids: np.ndarray, rows: np.ndarray, info: Any) -> list[int]:
         # An env's own info may have "error" or "restarted". Only a restart sets both.
-        failed = [row for row in rows.tolist() if is_repeated(info[row])]
+        failed = [] if has_columns(info) else [row for row in rows.tolist() if is_repeated(info[row])]
         if failed and not self.broken:
             last = info[failed[0]].get("final_info", info[failed[0]])
             self.first_failure = f"env {env_ids[failed[0]]}: {last['error']}"

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from collector.basics.timing import Clock
 from collector.batch.forms import copy_of
-from collector.batch.step_extras import InfoExtras, RowLayout, check_policy_names, dtype_of_rows
+from collector.batch.step_extras import InfoExtras, RowLayout, check_policy_names, dtype_of_rows, has_columns
 from collector.policy.action_trees import action_layouts, flatten, unflatten
 from collector.policy.collector_policy import CollectorPolicy, Outputs
 from collector.policy.keyed_noise import restored_generators
@@ -61,8 +61,8 @@ class ArrayPolicy(CollectorPolicy):
         if call.state is not None and not call.state.is_known:
             self._learn_state(call.state, obs, env_ids, infos)
         obs = self._placed(obs)
-        call.infos = _infos_of(env_ids, infos) if call.takes_info else None
         of_infos = {} if self._columns is None else self._columns(_infos_of(env_ids, infos), env_ids)
+        call.infos = np.asarray(_infos_of(env_ids, infos)) if call.takes_info else None
         inputs = (obs, call.rows_of(env_ids, stepping), of_infos) if call.wants_rows else obs
         outputs = self._check(self._arrays(inputs), len(env_ids))
         self._clock.lap("transfer")
@@ -128,8 +128,10 @@ class ArrayPolicy(CollectorPolicy):
         self._call = None
 
 
-def _infos_of(env_ids: np.ndarray, infos: np.ndarray) -> np.ndarray:
+def _infos_of(env_ids: np.ndarray, infos: Any) -> Any:
     """Return an info per row. Padding rows and envs without an episode get another env's info."""
+    if has_columns(infos) and len(env_ids) == len(infos):
+        return infos
     found: np.ndarray = infos[np.minimum(env_ids, len(infos) - 1)]
     if any(info is None for info in found):
         known: Any = next((info for info in infos if info is not None), {})

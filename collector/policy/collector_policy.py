@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from collector.basics.timing import Clock
-from collector.batch.step_extras import RowLayout
+from collector.batch.step_extras import RowLayout, has_columns
 from collector.policy.keyed_noise import KeyedNoise
 from collector.policy.policy_call import ExplorationType
 from collector.policy.random_policy import RandomPolicy
@@ -78,7 +78,7 @@ class RandomActions(CollectorPolicy):
             self._instead_of.learn(obs, env_ids, infos)
         if self.noise is not None and len(env_ids) < len(infos):
             obs = nest.take(obs, env_ids)
-        outputs = {"action": self.policy(obs, env_ids, masks_in(infos[env_ids]))}
+        outputs = {"action": self.policy(obs, env_ids, masks_in(infos, env_ids))}
         for name, (shape, dtype) in {} if self._instead_of is None else self._instead_of.layout.items():
             if name != "action":
                 outputs[name] = np.zeros((len(env_ids), *shape), dtype)
@@ -90,6 +90,8 @@ class RandomActions(CollectorPolicy):
             self.noise.begin(env_ids)
 
 
-def masks_in(infos: np.ndarray) -> list[Any] | None:
-    masks = [None if info is None else info.get(ACTION_MASK) for info in infos]
+def masks_in(infos: Any, env_ids: np.ndarray) -> list[Any] | None:
+    if infos.__class__ is not np.ndarray and has_columns(infos) and infos.column(ACTION_MASK)[0] is None:
+        return None
+    masks = [None if info is None else info.get(ACTION_MASK) for info in infos[env_ids]]
     return None if all(mask is None for mask in masks) else masks

@@ -78,6 +78,7 @@ def RecordEpisodes(
       in all envs, if an episode's return is not finite, if the disk is full, or if unfinished episodes exceed `memory`.
     - ValueError for a missing or unknown autoreset mode, for Dict or Tuple observations with `stack_obs=False`, and in
       `reset` for a `reset_mask` without `resets_by_id`, because many classes ignore the mask and reset all envs.
+    - ValueError for `from_gymnasium` with `tensors=True` or `has_final_obs=False`.
     - ValueError for ALE with `life_loss_info=True`. `EnvContractError` if this is noticed only at a lost life.
     - TypeError if `venv` is not a vector env.
 
@@ -124,6 +125,13 @@ def _wrapper_of(
         return partial(RecordedVectorEnv, mode=AutoresetMode(mode), native=native), venv.num_envs, spaces
     if not hasattr(venv, "observation_space") or not hasattr(venv, "__len__"):
         raise TypeError(f"RecordEpisodes wraps vector envs of vecenv or gymnasium, got {venv!r}")
+    if not getattr(venv, "has_final_obs", True):
+        raise ValueError(
+            f"RecordEpisodes stores the last observation of each episode, and {venv!r} loses it (has_final_obs=False): "
+            "record a simulator that returns infos['final_obs']"
+        )
+    if getattr(venv, "returns_tensors", False):
+        raise ValueError("RecordEpisodes takes arrays: make the vector env by from_gymnasium without tensors=True")
     if getattr(venv, "splits_obs", False):
         raise ValueError("RecordEpisodes takes Dict and Tuple observations stacked: make the venv with stack_obs=True")
     return RecordedEngine, len(venv), (venv.observation_space, venv.action_space)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -123,3 +124,20 @@ class Simulator(VectorEnv):
             if self.final == "masked":
                 infos |= {"_final_obs": mask, "_final_info": mask}
         return self._obs("obs"), *outcome, infos
+
+
+def count_calls(function: Any) -> int:
+    """Return the number of calls of Python and C functions in `function()`."""
+    count = 0
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count

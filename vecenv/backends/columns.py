@@ -50,6 +50,25 @@ def row(columns: Columns, i: int, n: int) -> dict[Any, Any]:
     }
 
 
+def column(columns: Any, key: str) -> tuple[Any, Any]:
+    """Return the column of a key, or of "a.b" in a dict "a", and its mask (`None`: all envs have the key).
+
+    Return `None` for an unknown key.
+
+    >>> column({"a": {"b": [1, 2]}, "_a": np.array([True, False])}, "a.b")
+    ([1, 2], array([ True, False]))
+    """
+    if not isinstance(columns, Mapping):
+        return None, None
+    if key in columns:
+        is_mask = key[:1] == "_" and key[1:] in columns
+        return (None, None) if is_mask else (columns[key], columns.get(f"_{key}"))
+    name, dot, rest = key.partition(".")
+    found, mask = column(columns.get(name), rest) if dot else (None, None)
+    above = columns.get(f"_{name}")
+    return found, mask if above is None else above if mask is None else above & mask
+
+
 def rows(columns: Columns, n: int) -> list[dict[Any, Any]]:
     """Return the infos of all n envs."""
     found: list[dict[Any, Any]] = [{} for _ in range(n)]

@@ -76,6 +76,17 @@ class RoundInfos:
         last = {"no_final_obs": True} if obs is None else {"final_obs": nest.map(_copy, nest.take(obs, i))}
         return {**last, "final_info": form.row(self._read()[1], i, self.n)}
 
+    def without_finals(self) -> RoundInfos:
+        """Return the infos without `final_obs` and `final_info`."""
+        return RoundInfos(self._given, self.n, self.ids, None, self._tensors)
+
+    def of_steps(self) -> RoundInfos:
+        """Return the infos of the steps: of an ended env the `final_info`, without `final_obs`."""
+        if self.finals is None:
+            return self
+        columns, last, mask = self._read()
+        return RoundInfos(form.merged(columns, last, mask, self.n), self.n, self.ids, None, self._tensors)
+
     def _read(self) -> tuple[dict[Any, Any], dict[Any, Any], Any]:
         """Return columns, columns of last infos, and the mask of ended envs, with masks on the host."""
         if self._readable is None:
@@ -108,6 +119,27 @@ class InfoBatch(Sequence[dict[str, Any]]):
             raise AttributeError  # for the text, see `__getattr__`
         columns, n = self._infos.columns, self._infos.n
         return columns if list(self._ids) == list(range(n)) else form.taken(columns, np.array(self._ids), n)
+
+    def column(self, key: str) -> tuple[Any, Any]:
+        """Return the column of a key, and its mask, as `columns.column`."""
+        return form.column(self.columns, key)
+
+    @property
+    def has_columns(self) -> bool:
+        """True if nobody has read a dict, and so nobody has changed one: the columns are the infos."""
+        return not self._made
+
+    @property
+    def ids(self) -> np.ndarray:
+        return np.array(self._ids)
+
+    def without_finals(self) -> InfoBatch:
+        """Return the infos without `final_obs` and `final_info`."""
+        return InfoBatch(self._infos.without_finals(), self._ids)
+
+    def of_steps(self) -> InfoBatch:
+        """Return the infos of the steps: of an ended env the `final_info`, without `final_obs`."""
+        return InfoBatch(self._infos.of_steps(), self._ids)
 
     def __len__(self) -> int:
         return len(self._ids)

@@ -200,12 +200,14 @@ class Recycler:
         if not old.alive:  # a restart follows
             return
         if new is None:
+            attributes = dict(self.attributes)  # a restart drops these
             self._end(old)
             self._host.wait(lambda: not old.alive, self._deadline)
             self._await_end(old, late=True)
             with suppress(Exception):  # then the envs stay lost, and the following reset tries again
                 self._host.restart(chosen[0])
                 self._adopt(old, states)
+                self.attributes = attributes
             return
         self._adopt(new, states)
         if not new.alive:

@@ -123,6 +123,10 @@ class NativeVectorEnv(BaseVectorEnv):
         """True if `reset(ids)` can reset finished envs without the others."""
         self.resets_in_next_step = mode is AutoresetMode.NEXT_STEP
         """True if the next step can reset finished envs."""
+        self.has_final_obs = options["has_final_obs"] or mode is not AutoresetMode.SAME_STEP
+        """False if the last observations of episodes are unknown."""
+        self.returns_tensors = options["tensors"]
+        """True if results are tensors."""
         self._backend = backend = GymnasiumBackend(envs, mode, native, **options)
         super().__init__([library_makes_env] * backend.env_num, backend=backend)
 

@@ -38,8 +38,9 @@ from tests.support.collector_envs import cartpoles, countdowns
 from tests.support.countdown import MOVE, BreaksOnce, Countdown, DictObs, Drives
 from tests.support.devices import ON_SIM, SIM, needs_sim
 from tests.support.job_envs import job
+from tests.support.simulators import Simulator
 from tests.support.transform_envs import IMAGE, VECTOR, Samples
-from vecenv import DummyVectorEnv, ShmemVectorEnv, nest
+from vecenv import DummyVectorEnv, ShmemVectorEnv, from_gymnasium, nest
 from vecenv.transforms import CatFrames, Compose, GrayScale, Resize, RewardSum, TimeLimit, ToTensorImage, VecNorm
 
 KINDS = {"sync": SyncDataCollector, "async": AsyncDataCollector}
@@ -277,6 +278,17 @@ def with_failures(device: str) -> Any:
         return first, columns(collector.next())
 
 
+def simulator(final: str, device: str, **options: Any) -> Any:
+    simulated = Simulator(torch, final=final, device=device)
+    venv = from_gymnasium(simulated, tensors=True, has_final_obs=final != "lost")
+    policy = Net(torch.tanh, 6 if options else 3, 2)
+    options |= {"info_keys": ["speed"], "device": device}
+    with SyncDataCollector(venv, policy, frames_per_batch=40, **options) as collector:
+        batches = [collector.next(), collector.next(), collector.collect(8, on_step=lambda _: None).batch]
+        assert {batch.obs.device.type for batch in batches} == {device}
+        return tuple(map(columns, batches))
+
+
 CASES: dict[str, Callable[[str], Any]] = {
     **{f"samples, {kind}": partial(sampling, kind) for kind in KINDS},
     "random frames": partial(sampling, "sync", init_random_frames=24),
@@ -295,11 +307,14 @@ CASES: dict[str, Callable[[str], Any]] = {
     "rollout": rolled_out,
     "TensorDict": with_tensordicts,
     "infos": with_infos,
+    "simulator, transforms": lambda device: simulator("masked", device, transforms=[CatFrames(2, -1), VecNorm()]),
+    **{f"simulator, {final}": partial(simulator, final) for final in ("masked", "old", "lost")},
 }
 
 
 QUICK = {"samples, sync", "samples, async", "recurrent, sync, True", "keyed, categorical", "keyed, tanh", "trees, sync"}
 QUICK |= {"storing device, sync", "storing, random frames", "storing, seeded", "weights, sync", "rollout", "TensorDict"}
+QUICK |= {"simulator, masked", "simulator, lost"}
 QUICK |= {"transforms, numbers, sync", "TorchVectorEnv, numbers", "infos"}
 
 
@@ -316,6 +331,20 @@ def test_the_data_is_that_of_the_cpu(case: str, sim: str) -> None:
         torch.manual_seed(0)
         found.append(CASES[case](device))
     assert_same(found[1], found[0])
+
+
+@needs_sim
+def test_observations_of_a_simulator_stay_on_its_device() -> None:
+    bytes_to_host = []
+    for storing_device in ("sim", None):
+        venv = from_gymnasium(Simulator(torch, device="sim"), tensors=True)
+        options: Any = {"policy_device": "sim", "storing_device": storing_device, "frames_per_batch": 40}
+        with SyncDataCollector(venv, Net(torch.tanh, 3, 2), **options) as collector:
+            collector.next()
+            SIM.counts.clear()
+            collector.next()
+            bytes_to_host.append(SIM.counts["download_bytes"])
+    assert bytes_to_host[0] <= bytes_to_host[1] - 40 * 3 * 4
 
 
 NARROW = ["samples, sync", "recurrent, sync, True", "trees, sync", "transforms, dict, sync", "TorchVectorEnv, dict"]

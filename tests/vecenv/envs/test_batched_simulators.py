@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tracemalloc
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests.support.gymnasium_cases import assert_same
-from tests.support.simulators import Alone, Simulator
+from tests.support.simulators import Alone, Simulator, count_calls
 from vecenv import (
     DummyVectorEnv,
     EnvContractError,
@@ -305,23 +304,6 @@ def test_last_observations_without_a_row_for_each_env_are_refused() -> None:
             ObservationError, match=r"Wrong returned a final_obs .* row for each env: obs is .*\(1, 3\)"
         ):
             venv.step(actions(1), autoreset=True)
-
-
-def count_calls(function: Any) -> int:
-    """Return the number of calls of Python and C functions in `function()`."""
-    count = 0
-
-    def profile(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
 
 
 @pytest.mark.parametrize("tensors", [False, True])
