@@ -8,6 +8,7 @@ import inspect
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -82,8 +83,14 @@ def _named(i: int, entry: Any) -> NamedEnv:
     )
 
 
+def check_python(what: str) -> None:
+    if sys.version_info < (3, 11):  # noqa: UP036
+        raise RuntimeError(f"{what} need Python 3.11 or newer; Python 3.10 is for the workers of a worker_command")
+
+
 def check_command(command: Any) -> list[str]:
     """Return `command` as a list. Raise TypeError unless it is a list of one or more texts."""
+    check_python("vector envs with a worker_command")
     if isinstance(command, str) or not isinstance(command, Sequence) or not command:
         raise TypeError(f"worker_command must be a list of words, got {command!r}; shlex.split makes a list of a text")
     if wrong := [word for word in command if not isinstance(word, str)]:

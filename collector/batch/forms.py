@@ -39,7 +39,7 @@ def join(trees: Sequence[Any]) -> Any:
 
 
 def zeros(like: Any, count: int) -> Any:
-    """Return `count` rows of zeros (of objects: `None`) like the rows `like`, an array or tensor."""
+    """Return `count` rows of zeros like the rows `like`, an array or tensor."""
     shape = (count, *like.shape[1:])
     return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
 

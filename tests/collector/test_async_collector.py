@@ -13,6 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, FlatRollout, Interruptor
+from collector.batch import arrival_log, step_log
 from collector.batch.rollout import concatenate
 from tests.support.backends import FULL
 from tests.support.collector_envs import (
@@ -26,6 +27,7 @@ from tests.support.collector_envs import (
     zeros,
 )
 from tests.support.countdown import Countdown
+from tests.support.ctrl_c import interrupting
 from tests.support.ledger import wait_until
 from vecenv import (
     DummyVectorEnv,
@@ -305,3 +307,13 @@ class TestKeywords:
             batch = collector.rollout()
         np.testing.assert_array_equal(batch.policy_version, batch.action)
         assert 0 < (batch.policy_version == 0).sum() <= 2, "those in flight when the first batch was complete"
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("moment", ["resized", "zeros"])
+def test_after_an_interrupt_while_the_memory_grows_the_collector_continues(moment: str, first: bool) -> None:
+    with AsyncDataCollector(countdowns(3), frames_per_batch=50) as collector:
+        with interrupting(arrival_log if moment == "resized" else step_log, moment, first):
+            collector.next()
+        assert [collector.next().frames for _ in range(2)] == [50, 50]

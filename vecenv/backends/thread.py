@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vecenv.arguments import check_python
 from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo, unreturned
 from vecenv.backends.block import Block
 from vecenv.backends.block_thread import BlockThread
@@ -130,6 +131,7 @@ class ThreadBackend(Backend):
         if not all(block.coroutines):
             both = block.start + block.coroutines.index(True), block.start + block.coroutines.index(False)
             raise OneEnvPerProcess("env {} is a coroutine env, and shares a worker with env {}".format(*both))
+        check_python("coroutine envs")
         from vecenv.backends.event_loop import CoroutineBlock, EventLoop  # imports asyncio
 
         if self._loop is None or self._loop.error is not None:
