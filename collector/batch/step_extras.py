@@ -181,7 +181,7 @@ class InfoExtras:
         return {key: column for key, column in columns.items() if column is not None}
 
     def _column(self, key: str, infos: Any, env_ids: np.ndarray) -> np.ndarray | None:
-        if has_columns(infos):
+        if infos.__class__ is not np.ndarray and has_columns(infos):
             column, mask = infos.column(key)
             array = nest.as_array(column) if hasattr(column, "shape") else None
             if array is not None and array.shape[:1] == (len(infos),) and array.dtype.kind in "biuf":

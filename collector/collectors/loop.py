@@ -202,7 +202,7 @@ def _place_tensors(place: Callable[[Any], Any], obs: Any) -> Any:
 
 def _infos_of_steps(ids: np.ndarray, info: Any, begun: Any) -> Any:
     """Return the infos of the steps, because infos of the rows `begun` are infos of resets."""
-    if has_columns(info):
+    if info.__class__ is not np.ndarray and has_columns(info):
         return info.of_steps()
     infos = info.copy()
     for row in begun:
