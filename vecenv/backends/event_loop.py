@@ -88,11 +88,11 @@ class EventLoop:
         )
 
     def _run(self) -> None:
-        try:
-            with asyncio.Runner() as runner:
+        with asyncio.Runner() as runner:
+            try:
                 runner.run(self._main())
-        except BaseException as error:
-            self.error = error
+            except BaseException as error:  # recorded before the runner cancels the tasks
+                self.error = error
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
