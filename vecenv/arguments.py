@@ -18,7 +18,6 @@ import numpy as np
 from gymnasium.envs.registration import find_highest_version, parse_env_id
 
 from vecenv.nest import tensor_on_host
-from vecenv.worker_numpy import make_env
 
 
 def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
@@ -59,6 +58,8 @@ class NamedEnv:
         self.name, self.kwargs = name, dict(kwargs)
 
     def __call__(self) -> Any:
+        from vecenv.worker_numpy import make_env  # slow to import
+
         return make_env(self.name, self.kwargs)
 
 

@@ -16,7 +16,6 @@ from vecenv.arguments import (
     named_env_fns,
 )
 from vecenv.backends.backend import Backend, WorkerInfo
-from vecenv.backends.command import CommandBackend
 from vecenv.backends.dummy import DummyBackend
 from vecenv.backends.ray_backend import RayBackend
 from vecenv.backends.recycling import recycle_rule
@@ -154,6 +153,8 @@ class SubprocVectorEnv(ProcessVectorEnv):
         local |= {name: options.pop(name, None) for name in ("affinity", "recycle_after", "spare_envs")}
         if given := [name for name, value in local.items() if value]:
             raise TypeError(f"{given[0]} is for worker processes of this program, so worker_command cannot have it")
+        from vecenv.backends.command import CommandBackend  # slow to import
+
         self.backend_class = partial(
             CommandBackend,
             command=check_command(worker_command),

@@ -41,7 +41,10 @@ class Driver:
         self.use_engine()
         engine = getattr(venv, "engine", None)
         self.has_views = engine is not None and not engine.results.copies
-        self.hosts_here = engine is not None and engine.backend.hosts_here
+        backend = None if engine is None else engine.backend
+        self.hosts_here = backend is not None and backend.hosts_here
+        self.has_env_objects = self.hosts_here and getattr(backend, "own_envs", ()) is not None
+        """True if env objects of this process may change their infos later."""
         self.autoresets = resets_in_step(venv)
         """True if a step can also reset ended envs."""
         self._receives = overrides_nothing(venv, "recv")

@@ -74,7 +74,7 @@ class SB3VecEnv(Layer, VecEnv):
         self._has_own_step = engine is None
         self._resets_in_step = self._driver.autoresets
         self._steps_together = getattr(self.venv, "steps_together", False)
-        self._copies_infos = self._driver.hosts_here and not self._steps_together
+        self._copies_infos = self._driver.has_env_objects
         self._has_own_halves = all(
             getattr(type(self), name) is getattr(SB3VecEnv, name) for name in ("step_async", "step_wait")
         )

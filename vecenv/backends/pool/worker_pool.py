@@ -77,6 +77,7 @@ class WorkerPool(ABC):
         self.start_timeout = start_timeout
         self._owner: PoolOwner | None = None
         self.workers: list[WorkerHandle] = []
+        self.worker_of = np.zeros(0, np.int64)
         self._by_fd: dict[int, WorkerHandle | Callable[[], None]] = {}
         self._poller = select.poll()
         self.closing = False
