@@ -110,11 +110,11 @@ def unshared_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[...
     return [fn.unshared() if hasattr(fn, "unshared") else fn for fn in resolve_env_fns(env_fns)]
 
 
-def check_count(name: str, value: Any, most: int | None = None) -> int:
-    """Return `value` as an int. Raise TypeError if it is not an integer, ValueError if below 1 or above `most`."""
+def check_count(name: str, value: Any, most: int | None = None, least: int = 1) -> int:
+    """Return `value` as an int. Raise TypeError if it is not an integer, ValueError outside of `least` to `most`."""
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_integer or value < 1 or (most is not None and value > most):
-        expected = "of at least 1" if most is None else f"in [1, {most}]"
+    if not is_integer or value < least or (most is not None and value > most):
+        expected = f"of at least {least}" if most is None else f"in [{least}, {most}]"
         raise (ValueError if is_integer else TypeError)(f"{name} must be an integer {expected}, got {value!r}")
     return int(value)
 
@@ -173,15 +173,6 @@ def check_resources(num_cpus: Any, num_gpus: Any, resources: Any, runtime_env: A
         check_number(name, amount, least=0)
     for name, amount in check_mapping("resources", resources).items():
         check_number(f"resources[{name!r}]", amount, least=0)
-
-
-def check_spare_envs(spare_envs: Any) -> int:
-    """Return `spare_envs` as an int. Raise TypeError if it is not an integer, ValueError if below 0."""
-    is_integer = isinstance(spare_envs, (int, np.integer)) and not isinstance(spare_envs, bool)
-    if not is_integer or spare_envs < 0:
-        text = f"spare_envs must be an integer of at least 0, got {spare_envs!r}"
-        raise (ValueError if is_integer else TypeError)(text)
-    return int(spare_envs)
 
 
 MEMORY_UNITS = {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)}

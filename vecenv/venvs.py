@@ -9,9 +9,9 @@ from typing import Any
 
 from vecenv.arguments import (
     check_command,
+    check_count,
     check_options,
     check_resources,
-    check_spare_envs,
     check_timeout,
     named_env_fns,
 )
@@ -109,7 +109,7 @@ class ProcessVectorEnv(WorkersVectorEnv):
             affinity=affinity,
             release_openmp=release_openmp,
             rule=recycle_rule(recycle_after),
-            spare_envs=check_spare_envs(spare_envs),
+            spare_envs=check_count("spare_envs", spare_envs, least=0),
         )
         super().__init__(env_fns, wait_num, timeout, **options)
 
@@ -269,7 +269,7 @@ class RayVectorEnv(WorkersVectorEnv):
             placement_group=placement_group,
             release_openmp=release_openmp,
             rule=recycle_rule(recycle_after),
-            spare_envs=check_spare_envs(spare_envs),
+            spare_envs=check_count("spare_envs", spare_envs, least=0),
         )
         super().__init__(env_fns, wait_num, timeout, **options)
 

@@ -285,7 +285,7 @@ class Engine:
                 ops = self.recovery.mark_moves(ids, ops)
         args: dict[int, dict[str, Any]] = NO_ARGUMENTS  # type: ignore[assignment]
         if resets is not None and chosen:
-            if self._prepares:
+            if self._prepares and autoreset is False:
                 self.recovery.recycle()
             args = reset_arguments(chosen, kwargs)
             encoded = {**encoded, **args} if kwargs else {i: encoded[i] for i in encoded if i not in args}

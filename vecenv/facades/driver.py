@@ -42,8 +42,8 @@ class Driver:
         engine = getattr(venv, "engine", None)
         self.has_views = engine is not None and not engine.results.copies
         backend = None if engine is None else engine.backend
-        self.hosts_here = backend is not None and backend.hosts_here
-        self.has_env_objects = self.hosts_here and getattr(backend, "own_envs", ()) is not None
+        hosts_here = backend is not None and backend.hosts_here
+        self.has_env_objects = hosts_here and getattr(backend, "own_envs", ()) is not None
         """True if env objects of this process may change their infos later."""
         self.autoresets = resets_in_step(venv)
         """True if a step can also reset ended envs."""
