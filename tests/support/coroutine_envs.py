@@ -50,16 +50,20 @@ class CoroutineVectorEnv(ThreadVectorEnv):
         super().__init__(fns, *args, **options)
 
 
-class Gated(Counter):
+class Coroutines(Counter):
+    """Base class of envs whose `step` is a coroutine too."""
+
+    async def reset(self, **kwargs: Any) -> Any:  # type: ignore[override]
+        return super().reset(**kwargs)
+
+
+class Gated(Coroutines):
     """Env that waits for `gate` in each step, if the gate is set. `notes` gets what happens."""
 
     def __init__(self, id: int, notes: list[Any] | None = None) -> None:
         super().__init__(id)
         self.gate: asyncio.Event | None = None
         self.notes = [] if notes is None else notes
-
-    async def reset(self, **kwargs: Any) -> Any:  # type: ignore[override]
-        return super().reset(**kwargs)
 
     async def step(self, action: Any) -> Any:  # type: ignore[override]
         await self.pass_gate()

@@ -130,26 +130,26 @@ def test_each_space_crosses(space):
 
 
 @both
-def test_an_error_of_an_env(command):
-    with elsewhere("raises", command=command) as venv:
+@pytest.mark.parametrize(
+    ("what", "error", "text"),
+    [
+        pytest.param("raises", ValueError, r"a wrong %d \{value\}", id="of Python"),
+        pytest.param(
+            "raises_own", EnvStepError, r"env 0 failed in step\(\): Own: of a module that the caller", id="of a module"
+        ),
+    ],
+)
+def test_an_error_of_an_env_has_its_traceback_and_the_results_of_the_others(command, what, error, text):
+    """An error of a module that this program lacks is its name, text and traceback."""
+    with elsewhere(what, command=command) as venv:
         venv.reset()
         venv.step([0, 0])
-        with pytest.raises(ValueError, match=r"a wrong %d \{value\}") as caught:
+        with pytest.raises(error, match=text) as caught:
             venv.step([0, 0])
         assert caught.value.partial.env_id.tolist() == [1]
-        assert "do_raises" in str(caught.value.__cause__)
+        assert f"do_{what}" in str(caught.value.__cause__)
         venv.reset([0])
         venv.step([0, 0])
-
-
-@both
-def test_an_error_of_another_module_is_its_name_text_and_traceback(command):
-    with elsewhere("raises_own", command=command) as venv:
-        venv.reset()
-        venv.step([0, 0])
-        with pytest.raises(EnvStepError, match=r"env 0 failed in step\(\): Own: of a module that the caller") as caught:
-            venv.step([0, 0])
-        assert "do_raises_own" in str(caught.value.__cause__)
 
 
 @both

@@ -21,7 +21,7 @@ import vecenv.engine.lifetime
 from collector import SyncDataCollector
 from tests.fuzz.envs import assert_same
 from tests.support.backends import BACKENDS, FULL, full
-from tests.support.coroutine_envs import AsCoroutines, CoroutineVectorEnv, Gated
+from tests.support.coroutine_envs import AsCoroutines, Coroutines, CoroutineVectorEnv, Gated
 from tests.support.ctrl_c import interrupting
 from tests.support.faulty import Counter, counters
 from tests.support.ledger import CLOSED, Ledger, wait_until
@@ -47,15 +47,12 @@ def loop_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "vecenv-event-loop"]
 
 
-class Meets(Counter):
+class Meets(Coroutines):
     """Env whose step waits until the steps of all envs of `barrier` wait. The info has the thread."""
 
     def __init__(self, id: int, barrier: asyncio.Barrier) -> None:
         super().__init__(id)
         self.barrier = barrier
-
-    async def reset(self, **kwargs: Any) -> Any:  # type: ignore[override]
-        return super().reset(**kwargs)
 
     async def step(self, action: Any) -> Any:  # type: ignore[override]
         await self.barrier.wait()
@@ -180,15 +177,12 @@ def test_a_call_that_hangs_is_cancelled_too() -> None:
         venv.reset()
 
 
-class BlocksTheLoop(Counter):
+class BlocksTheLoop(Coroutines):
     """Env 1 waits in its second step without an await, as `time.sleep` does. `gate` is opened by the test."""
 
     def __init__(self, id: int, gate: threading.Event) -> None:
         super().__init__(id)
         self.gate = gate
-
-    async def reset(self, **kwargs: Any) -> Any:  # type: ignore[override]
-        return super().reset(**kwargs)
 
     async def step(self, action: Any) -> Any:  # type: ignore[override]
         await asyncio.sleep(0)
@@ -233,15 +227,12 @@ def test_failed_steps_are_absorbed_with_on_error_restart() -> None:
         assert venv.stats()["restarts"] == venv.stats()["absorbed"] == 1
 
 
-class Raises(Counter):
+class Raises(Coroutines):
     """Env that raises `error` in step 2, after an await."""
 
     def __init__(self, id: int, error: BaseException) -> None:
         super().__init__(id)
         self.error = error
-
-    async def reset(self, **kwargs: Any) -> Any:  # type: ignore[override]
-        return super().reset(**kwargs)
 
     async def step(self, action: Any) -> Any:  # type: ignore[override]
         await asyncio.sleep(0)
@@ -275,11 +266,8 @@ def test_an_error_of_an_env_is_raised_with_the_rows_of_the_others(error: BaseExc
         assert venv.step([0, 0])[0][:, 2].tolist() == [1, 3]
 
 
-class StartsTask(Counter):
+class StartsTask(Coroutines):
     """Env whose own background task raises SystemExit in step 2, which ends the event loop."""
-
-    async def reset(self, **kwargs: Any) -> Any:  # type: ignore[override]
-        return super().reset(**kwargs)
 
     async def step(self, action: Any) -> Any:  # type: ignore[override]
         if self.id == 0 and self.t == 1:
@@ -326,15 +314,12 @@ def test_close_cancels_steps_in_flight_and_waits_for_each_close() -> None:
     assert loop_threads() == []
 
 
-class IgnoresCancel(Counter):
+class IgnoresCancel(Coroutines):
     """Env whose step goes on after a cancellation, until `gate` is opened by the test."""
 
     def __init__(self, id: int, gate: threading.Event, begun: list[int]) -> None:
         super().__init__(id)
         self.gate, self.begun = gate, begun
-
-    async def reset(self, **kwargs: Any) -> Any:  # type: ignore[override]
-        return super().reset(**kwargs)
 
     async def step(self, action: Any) -> Any:  # type: ignore[override]
         self.begun.append(self.id)
