@@ -112,7 +112,7 @@ def _serve(stream: WorkerStream, start: dict[str, Any]) -> None:
         setup=WorkerSetup(env_fns, []),
         seeds=seeds,
         server=CommandServer,
-        transport=None,
+        server_args=None,
     )
     serve(args, stream, stream.line)
 

@@ -23,8 +23,7 @@ from vecenv.backends.memory.infos import INFO_BYTES, MOST_SCHEMAS, InfoSchema
 from vecenv.backends.memory.shared_memory import DOING, NOTHING, PROGRESS, SENDING
 from vecenv.backends.pool.command_worker import CommandPool, CommandWorker
 from vecenv.backends.pool.worker_handle import WorkerHandle, hung
-from vecenv.backends.process import ProcessBackend
-from vecenv.backends.subproc import SIZE, SubprocTransport
+from vecenv.backends.subproc import SIZE, SubprocBackend
 from vecenv.backends.worker.plain_code import check_sendable, own_name
 from vecenv.errors import warn_caller
 from vecenv.layout import Layout, ObjectLeaf
@@ -35,56 +34,11 @@ IN_ROWS = bytes([opcodes.IDLE, opcodes.DONE, opcodes.DONE_FINAL])
 NOT_BUSY = bytes([opcodes.IDLE, *range(opcodes.DONE, 256)])
 
 
-class CommandTransport(SubprocTransport):
-    def use(self, arena: Arena) -> None:
-        super().use(arena)
-        self._row = sum(size for _, size in self._outputs)
-        self._final = sum(size for _, size in self._finals)
-        self._bools = [array.dtype == np.bool_ for array in arena.outputs()]
+class CommandBackend(SubprocBackend):
+    pool_type = CommandPool
 
-    def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
-        """Check and copy rows. Raises ValueError, before any change, unless the rows fit what was asked."""
-        k, status = len(worker.ids), self._arena.status[worker.start : worker.stop]
-        answered = bytes(payload[:k])
-        for byte, op in set(zip(answered, status.tobytes(), strict=True)):
-            is_right = byte in ANSWERED and opcodes.IDLE < op < opcodes.DONE
-            if byte and not (is_right and (not byte & opcodes.FINAL or op & opcodes.AUTORESET)):
-                raise ValueError(f"an answer with the status {byte} for the operation {op}")
-        rows, ended = k - answered.count(0), sum(bool(byte & opcodes.FINAL) for byte in answered)
-        informed = sum(bool(byte & opcodes.INFO) for byte in answered)
-        end = k + rows * self._row + ended * self._final
-        if informed and len(payload) >= end + SIZE.size:
-            size = SIZE.unpack_from(payload, end)[0]
-            if size > INFO_BYTES:
-                raise ValueError(f"an info row of {size} bytes")
-            end += SIZE.size + informed * size
-        if len(payload) < end:
-            raise ValueError(f"an answer of {len(payload)} bytes, expected {end}")
-        self._check_bools(payload, k, rows)
-        rest = super().take_rows(worker, payload)
-        if not status.tobytes().translate(None, NOT_BUSY):
-            worker.line[DOING] = NOTHING
-        return rest
-
-    def _check_bools(self, payload: bytes | bytearray, start: int, rows: int) -> None:
-        for (_, size), is_bool in zip(self._outputs, self._bools, strict=True):
-            end = start + rows * size
-            if is_bool and bytes(payload[start:end]).translate(None, b"\0\1"):
-                raise ValueError("a flag that is neither 0 nor 1")
-            start = end
-
-
-class CommandBackend(ProcessBackend):
-    def __init__(
-        self,
-        start_timeout: float,
-        step_timeout: float | None,
-        command: Sequence[str],
-        release_openmp: bool = True,
-    ) -> None:
-        pool = CommandPool(start_timeout, command, step_timeout)
-        super().__init__(CommandTransport(), pool, step_timeout, release_openmp)
-        self._limit = step_timeout or 0.0
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._schemas = defaultdict[WorkerHandle, set[int]](set)
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
@@ -102,6 +56,42 @@ class CommandBackend(ProcessBackend):
     def bind(self, layout: Layout) -> Arena:
         self._objects = sum(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
         return super().bind(layout)
+
+    def _use(self, arena: Arena) -> None:
+        super()._use(arena)
+        self._row = sum(size for _, size in self._outputs)
+        self._final = sum(size for _, size in self._finals)
+
+    def _take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
+        """Check and copy rows. Raises ValueError, before any change, unless the rows fit what was asked."""
+        k, status = len(worker.ids), self.arena.status[worker.start : worker.stop]
+        answered = bytes(payload[:k])
+        for byte, op in set(zip(answered, status.tobytes(), strict=True)):
+            is_right = byte in ANSWERED and opcodes.IDLE < op < opcodes.DONE
+            if byte and not (is_right and (not byte & opcodes.FINAL or op & opcodes.AUTORESET)):
+                raise ValueError(f"an answer with the status {byte} for the operation {op}")
+        rows, ended = k - answered.count(0), sum(bool(byte & opcodes.FINAL) for byte in answered)
+        informed = sum(bool(byte & opcodes.INFO) for byte in answered)
+        end = k + rows * self._row + ended * self._final
+        if informed and len(payload) >= end + SIZE.size:
+            size = SIZE.unpack_from(payload, end)[0]
+            if size > INFO_BYTES:
+                raise ValueError(f"an info row of {size} bytes")
+            end += SIZE.size + informed * size
+        if len(payload) < end:
+            raise ValueError(f"an answer of {len(payload)} bytes, expected {end}")
+        self._check_bools(payload, k, rows)
+        rest = super()._take_rows(worker, payload)
+        if not status.tobytes().translate(None, NOT_BUSY):
+            worker.line[DOING] = NOTHING
+        return rest
+
+    def _check_bools(self, payload: bytes | bytearray, start: int, rows: int) -> None:
+        for array, size in self._outputs:
+            end = start + rows * size
+            if array.dtype == np.bool_ and bytes(payload[start:end]).translate(None, b"\0\1"):
+                raise ValueError("a flag that is neither 0 nor 1")
+            start = end
 
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
@@ -157,9 +147,9 @@ class CommandBackend(ProcessBackend):
         doing, progress, stack = int(ended["doing"]), int(ended["progress"]), ended["stack"]
         if NOTHING <= doing <= SENDING and 0 <= progress < 1 << 62:
             worker.line[DOING], worker.line[PROGRESS] = doing, progress
-            if stack is not None and self._limit:
+            if stack is not None and (limit := self.pool.step_timeout):
                 suspect = worker.start + progress % len(worker.ids)
-                worker.reason = hung(worker.ending, [suspect], self._limit, str(stack))
+                worker.reason = hung(worker.ending, [suspect], limit, str(stack))
 
     def _check_reply(self, worker: WorkerHandle, frame: Frame) -> None:
         asked = self._requests.get(frame.number)

@@ -1,13 +1,14 @@
-"""`ProcessBackend`: steps envs in worker processes. Base class of the backends Subproc, Shmem and Ray.
+"""`ProcessBackend`: steps envs in workers outside of this process. Base class of Subproc, Command, Shmem and Ray.
 
 engine -- send, wait, take, call --> ProcessBackend: results, calls, lost envs
-                                       |-- Transport    carries steps, resets, and their results
-                                       '-- WorkerPool   starts processes, receives messages (frames), detects deaths
+                                       |-- its subclass carries steps, resets, and their results
+                                       '-- WorkerPool: starts workers, receives messages (frames), detects deaths
 """
 
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from time import perf_counter
@@ -30,7 +31,6 @@ from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import WorkerHandle, suspects_of
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.recycling import Recycler, Rule, info_of
-from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import RoundServer, advice
 from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerWarnings
 from vecenv.layout import Layout
@@ -41,19 +41,25 @@ REVIEW_WAITS = 8
 
 
 class ProcessBackend(Backend):
+    """Backend with a pool of workers. `options` are arguments of the pool."""
+
     autoresets = True
+    pool_type: Callable[..., WorkerPool]
+    server: type[RoundServer]
+    """Class that serves rounds in the workers."""
 
     def __init__(
         self,
-        transport: Transport,
-        pool: WorkerPool,
+        start_timeout: float,
         step_timeout: float | None = None,
         release_openmp: bool = True,
         rule: Rule | None = None,
         spare_envs: int = 0,
+        **options: Any,
     ) -> None:
         super().__init__()
-        self.pool, self._transport, self._code = pool, transport, pool.code
+        pool = self.pool = self.pool_type(start_timeout, step_timeout, **options)
+        self._code = pool.code
         pool.spare_envs = spare_envs
         self._recycler = None if rule is None else Recycler(rule, self)
         self.recycles = rule is not None
@@ -98,19 +104,37 @@ class ProcessBackend(Backend):
         self.pool.open(self, num_workers, n, eager)
         if self._ends_spinning and not eager and is_enabled():
             self._spinning = SpinningThreads(num_workers)
-        self._transport.open(self.pool, n)
+        self._open()
         return self.pool.start(env_fns)
 
-    @property
-    def server(self) -> type[RoundServer]:
-        return self._transport.server
+    def _open(self) -> None:
+        """Prepare for workers, which are not started yet."""
 
-    def worker_args(self, worker: WorkerHandle) -> Any:
-        return self._transport.worker_args(worker)
+    def server_args(self, worker: WorkerHandle) -> Any:
+        """Return the arguments of `server` for a worker that starts."""
+
+    def _build(self, layout: Layout) -> Arena:
+        """Build the arena in this process."""
+        return Arena.build(layout, self._n)
+
+    def _serve(self, worker: WorkerHandle) -> None:
+        """Prepare for a worker that has just made its envs, or has received envs from another worker."""
+
+    @abstractmethod
+    def _send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        """Send operations (see `Backend.send`)."""
+
+    @abstractmethod
+    def _spin(self, done: Callable[[], bool]) -> bool:
+        """Busy-wait, and return `done()`. May return False without a wait."""
+
+    def _take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
+        """Copy rows from an ANSWERS message to the arena. Return the encoded results that do not fit rows."""
+        return payload
 
     def bind(self, layout: Layout) -> Arena:
         self._setup = self._code.dumps(layout)
-        arena = self._transport.bind(layout, self._n)
+        arena = self._build(layout)
         arena.owner[...] = self.pool.worker_of
         self.pool.worker_of = arena.owner
         self.arena, self._answers = arena, Answers(arena)
@@ -124,7 +148,7 @@ class ProcessBackend(Backend):
 
     def set_up(self, worker: WorkerHandle) -> None:
         self._watchdog.discard(worker)
-        self._transport.serves(worker)
+        self._serve(worker)
         self.pool.post(worker, messages.SETUP, 0, self._setup)
 
     def encode(
@@ -145,7 +169,7 @@ class ProcessBackend(Backend):
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         if self._engaged is not None:
             self._engaged.before_round()
-        self._transport.send(ids, ops, payloads)
+        self._send(ids, ops, payloads)
         if self.lost:
             self._answer_lost()
 
@@ -153,7 +177,7 @@ class ProcessBackend(Backend):
         begin = perf_counter()
         if done is None:  # only read arrived frames
             self.pool.handle_events(self.pool.events(None))
-        elif not self._transport.spin(done, self._last_wait):
+        elif not self._spin(done):
             self._sleep(done, deadline)
         waited = self._last_wait = perf_counter() - begin
         self._waits -= 1
@@ -162,22 +186,17 @@ class ProcessBackend(Backend):
         return waited
 
     def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
-        pool = self.pool
-        check_at, transport = self._watchdog.start(), self._transport
-        try:
-            transport.sleeping()
-            while not done():
-                events = pool.events(check_at if deadline is None else min(check_at, deadline))
-                if pool.closing:  # by another thread or a signal handler
-                    raise ClosedError(CLOSED_MEANWHILE)
-                pool.handle_events(events)
-                now = time.monotonic()
-                if deadline is not None and now >= deadline:
-                    return
-                if now >= check_at:
-                    check_at = self._watchdog.check(self._unanswered())
-        finally:
-            transport.awake()
+        pool, check_at = self.pool, self._watchdog.start()
+        while not done():
+            events = pool.events(check_at if deadline is None else min(check_at, deadline))
+            if pool.closing:  # by another thread or a signal handler
+                raise ClosedError(CLOSED_MEANWHILE)
+            pool.handle_events(events)
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return
+            if now >= check_at:
+                check_at = self._watchdog.check(self._unanswered())
 
     def _review(self) -> None:
         spinning = self._spinning
@@ -235,7 +254,7 @@ class ProcessBackend(Backend):
             self._recycler.resynchronise()
             self._infos.assign(pool.worker_of)
             for worker in pool.hosts:
-                self._transport.serves(worker)
+                self._serve(worker)
         for worker in pool.workers:
             lost = [i for i in worker.hosted if i in self.lost]
             if worker.alive and lost:  # its restart was interrupted
@@ -254,7 +273,6 @@ class ProcessBackend(Backend):
         for worker in [worker for worker in self._unsynced if worker.alive]:
             pool.kill(worker, partial(unreturned, block=worker.ids, suspects=suspects_of(worker, worker.ids)))
         self._unsynced = set()
-        self._transport.resynchronise()
         self._answers.extras.clear()
         self.arena.status[...] = opcodes.IDLE
 
@@ -265,7 +283,7 @@ class ProcessBackend(Backend):
         elif frame.kind in (messages.ANSWERS, messages.REPLY) and worker in self._unsynced:
             pass
         elif frame.kind == messages.ANSWERS:
-            extras = self._transport.take_rows(worker, frame.payload)
+            extras = self._take_rows(worker, frame.payload)
             for j, blob in self._code.loads(extras) if extras else ():
                 parts = read_value(blob, i := worker.start + j, "step", self._code.unpack)
                 self._answers.extras[i] = (
@@ -351,7 +369,7 @@ class ProcessBackend(Backend):
         else:
             self._watchdog.discard(worker)
             self.pool.restart(worker, self._setup)
-            self._transport.serves(worker)
+            self._serve(worker)
         for i in ids:  # keep the status bytes, which may announce earlier answers
             self.lost.pop(i, None)
         return ids
@@ -367,7 +385,7 @@ class ProcessBackend(Backend):
     def assign(self, ids: Sequence[int], worker: WorkerHandle) -> None:
         self.pool.assign(ids, worker)
         self._infos.assign(self.pool.worker_of)
-        self._transport.serves(worker)
+        self._serve(worker)
 
     def ended(self) -> set[int]:
         ended = {i for worker in self.pool.hosts if not worker.alive or worker.seems_ended() for i in worker.hosted}

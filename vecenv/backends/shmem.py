@@ -40,7 +40,6 @@ from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process import ProcessBackend
 from vecenv.backends.system_limits import usable_cpus
-from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.layout import Layout
@@ -67,7 +66,7 @@ class ShmemArgs:
 class ShmemServer(RoundServer):
     def __init__(self, args: WorkerArgs, host: EnvHost, channel: WorkerChannel, line: Any) -> None:
         super().__init__(args, host, channel, line)
-        self._shared: ShmemArgs = args.transport
+        self._shared: ShmemArgs = args.server_args
         self._handled = 0
         self._payloads: dict[int, bytes] = {}
         self._num_workers = 0 if args.eager else args.num_workers - args.shares_block
@@ -187,14 +186,13 @@ class ShmemServer(RoundServer):
             self.channel.write(messages.ANSWERS, 0, payload)
 
 
-class ShmemTransport(Transport):
-    server = ShmemServer
+class ShmemBackend(ProcessBackend):
+    pool_type: Callable[..., WorkerPool] = ProcessPool
+    server: type[RoundServer] = ShmemServer
 
-    def open(self, pool: WorkerPool, n: int) -> None:
-        super().open(pool, n)
-        self._n = n
-        self._control = pool.control
-        self._parent = len(pool.workers)
+    def _open(self) -> None:
+        pool = self.pool
+        self._control, self._parent = pool.control, len(pool.workers)
         self._memory_fd = pool.own_fd(anonymous_file("vecenv-arena"))
         self._wakeup = self._new_wakeup(None)
         pool.watch(self._wakeup.read, self._wakeup.clear)
@@ -206,10 +204,10 @@ class ShmemTransport(Transport):
     def _new_wakeup(self, flag: Any) -> Wakeup:
         read, write = wakeup_fds()
         for fd in {read, write}:
-            self._pool.own_fd(fd)
+            self.pool.own_fd(fd)
         return Wakeup(read, write, flag)
 
-    def worker_args(self, worker: WorkerHandle) -> ShmemArgs:
+    def server_args(self, worker: WorkerHandle) -> ShmemArgs:
         w, control = worker.index, self._control
         control.rounds[w] = worker.line[FRAMES] = 0
         if worker.wakeup is None:
@@ -225,20 +223,19 @@ class ShmemTransport(Transport):
             control.full[0],
         )
 
-    def bind(self, layout: Layout, n: int) -> Arena:
+    def _build(self, layout: Layout) -> Arena:
+        n = self._n
         size, used = arena_bytes(layout, n), used_bytes(layout, n)
         memory = reserve(self._memory_fd, size, f"{n} envs of {used / n / 2**20:.2f} MiB", used)
         self._all_ids = np.arange(n)
-        arena = Arena.build(layout, n, memory)
-        self._status = arena.status
-        return arena
+        return Arena.build(layout, n, memory)
 
-    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        for worker in self._pool.workers if payloads else ():
-            if worker.alive and (mine := self._pool.encode_own(worker, payloads)):
-                self._pool.request(worker, messages.PAYLOADS, 0, mine)
+    def _send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        for worker in self.pool.workers if payloads else ():
+            if worker.alive and (mine := self.pool.encode_own(worker, payloads)):
+                self.pool.request(worker, messages.PAYLOADS, 0, mine)
         # An index array writes each byte once. A slice could write a byte twice, and overwrite a fast worker's answer.
-        self._status[self._all_ids if ids is None else ids] = ops
+        self.arena.status[self._all_ids if ids is None else ids] = ops
         if not IN_ORDER:
             fence()
         control = self._control
@@ -252,34 +249,26 @@ class ShmemTransport(Transport):
             if self._woken:
                 self._everyone[number & 1].wake()
             return
-        workers = set(self._pool.worker_of[ids].tolist())
+        workers = set(self.pool.worker_of[ids].tolist())
         for w in workers:
             control.rounds[w] += 1
         fence()
         for w in workers:
-            self._pool.workers[w].wakeup.wake()
+            self.pool.workers[w].wakeup.wake()
 
-    def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
-        return last_wait < LONG_ROUND and self._looking.until(done)
+    def _spin(self, done: Callable[[], bool]) -> bool:
+        return self._last_wait < LONG_ROUND and self._looking.until(done)
 
-    def sleeping(self) -> None:
-        self._control.sleepers[self._parent] = 1
-        fence()
+    def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
+        try:
+            self._control.sleepers[self._parent] = 1
+            fence()
+            super()._sleep(done, deadline)
+        finally:
+            self._control.sleepers[self._parent] = 0
 
-    def awake(self) -> None:
-        self._control.sleepers[self._parent] = 0
-
-    def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
-        return payload
-
-    def resynchronise(self) -> None:
+    def resynchronise(self, deadline: float) -> None:
+        super().resynchronise(deadline)
         self._woken = False
         for wakeup in (*self._everyone, self._wakeup):
             wakeup.clear()
-
-
-class ShmemBackend(ProcessBackend):
-    def __init__(
-        self, start_timeout: float, context: str | None = None, affinity: bool = False, **options: Any
-    ) -> None:
-        super().__init__(ShmemTransport(), ProcessPool(start_timeout, context, affinity), **options)

@@ -19,7 +19,6 @@ from vecenv.backends.pool.process_worker import ProcessPool
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process import ProcessBackend
-from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 from vecenv.layout import Layout
 
@@ -103,43 +102,37 @@ class _Block(NamedTuple):
     """Bytes of such a frame, without last observations, infos and extras."""
 
 
-class SubprocTransport(Transport):
-    server = SubprocServer
+class SubprocBackend(ProcessBackend):
+    pool_type: Callable[..., WorkerPool] = ProcessPool
+    server: type[RoundServer] = SubprocServer
 
-    def open(self, pool: WorkerPool, n: int) -> None:
-        super().open(pool, n)
+    def _build(self, layout: Layout) -> Arena:
         self._looking = SpinWait(SPINS)
-
-    def bind(self, layout: Layout, n: int) -> Arena:
-        arena = Arena.build(layout, n)
-        self.use(arena)
+        arena = super()._build(layout)
+        self._use(arena)
         return arena
 
-    def use(self, arena: Arena) -> None:
-        self._arena = arena
+    def _use(self, arena: Arena) -> None:
         self._outputs = [(array, array[0].nbytes) for array in arena.outputs()]
         self._finals = [(array, array[0].nbytes) for array in arena.finals()]
-        self._blocks = [self._block(slice(worker.start, worker.stop)) for worker in self._pool.workers]
+        self._blocks = [self._block(arena, worker) for worker in self.pool.workers]
 
-    def serves(self, worker: WorkerHandle) -> None:
-        self._blocks[worker.index] = self._block(slice(worker.start, worker.stop))
+    def _serve(self, worker: WorkerHandle) -> None:
+        self._blocks[worker.index] = self._block(self.arena, worker)
 
-    def answer_bytes(self, worker: WorkerHandle) -> int:
-        return self._blocks[worker.index].size
-
-    def _block(self, rows: slice) -> _Block:
-        end = rows.stop - rows.start
+    def _block(self, arena: Arena, worker: WorkerHandle) -> _Block:
+        rows, end = slice(worker.start, worker.stop), len(worker.ids)
         outputs = []
         for array, size in self._outputs:
             if size:
                 view = _bytes_of(array[rows])
                 start, end = end, end + len(view)
                 outputs.append((view, slice(start, end)))
-        actions = [_bytes_of(array[rows]) for array in self._arena.actions()]
-        return _Block(rows, self._arena.status[rows].data, actions, outputs, end)
+        actions = [_bytes_of(array[rows]) for array in arena.actions()]
+        return _Block(rows, arena.status[rows].data, actions, outputs, end)
 
-    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        status, pool = self._arena.status, self._pool
+    def _send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        status, pool = self.arena.status, self.pool
         asked = np.zeros(len(status), dtype=np.uint8)
         asked[... if ids is None else ids] = ops
         if pool.is_shared:
@@ -160,15 +153,15 @@ class SubprocTransport(Transport):
 
     def _send_parts(self, asked: np.ndarray, payloads: Mapping[int, Any]) -> None:
         """Send operations while two workers serve the envs of a block."""
-        for worker in self._pool.workers:
+        for worker in self.pool.workers:
             mine = bytes(int(asked[i]) if i in worker.hosted else opcodes.IDLE for i in worker.ids)
             if any(mine) and worker.alive:
                 actions = self._blocks[worker.index].actions
-                self._pool.post(worker, messages.ROUND, 0, mine, *actions, self._pool.encode_own(worker, payloads))
-        np.copyto(self._arena.status, asked, where=asked > 0)
+                self.pool.post(worker, messages.ROUND, 0, mine, *actions, self.pool.encode_own(worker, payloads))
+        np.copyto(self.arena.status, asked, where=asked > 0)
 
-    def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
-        pool = self._pool
+    def _spin(self, done: Callable[[], bool]) -> bool:
+        pool = self.pool
 
         def have_answered() -> bool:
             if events := pool.events(None):
@@ -177,7 +170,7 @@ class SubprocTransport(Transport):
 
         return self._looking.until(have_answered)
 
-    def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
+    def _take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
         view, block = memoryview(payload), self._blocks[worker.index]
         answered = payload[: len(worker.ids)]
         if opcodes.IDLE not in answered:
@@ -191,7 +184,7 @@ class SubprocTransport(Transport):
         ids = [worker.start + j for j, byte in enumerate(answered) if byte]
         rest = self._take_rest(worker, answered, self._take_arrays(self._outputs, ids, view[len(answered) :]))
         for i in ids:
-            self._arena.status[i] = answered[i - worker.start]
+            self.arena.status[i] = answered[i - worker.start]
         return rest
 
     def _take_rest(self, worker: WorkerHandle, answered: bytes | bytearray, payload: memoryview) -> memoryview:
@@ -203,7 +196,7 @@ class SubprocTransport(Transport):
         if not informed:
             return payload
         (size,) = SIZE.unpack_from(payload)
-        return self._take_arrays([(self._arena.info[:, :size], size)], informed, payload[SIZE.size :])
+        return self._take_arrays([(self.arena.info[:, :size], size)], informed, payload[SIZE.size :])
 
     def _take_arrays(self, arrays: Sequence[tuple[np.ndarray, int]], ids: list[int], payload: memoryview) -> memoryview:
         end = 0
@@ -211,13 +204,6 @@ class SubprocTransport(Transport):
             start, end = end, end + len(ids) * size
             array[ids] = as_rows(payload[start:end], array, len(ids))
         return payload[end:]
-
-
-class SubprocBackend(ProcessBackend):
-    def __init__(
-        self, start_timeout: float, context: str | None = None, affinity: bool = False, **options: Any
-    ) -> None:
-        super().__init__(SubprocTransport(), ProcessPool(start_timeout, context, affinity), **options)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -259,9 +259,9 @@ class CommandPool(WorkerPool):
     worker_type = CommandWorker
     code = PLAIN
 
-    def __init__(self, start_timeout: float, command: Sequence[str], step_timeout: float | None) -> None:
-        super().__init__(start_timeout)
-        self.command, self._step_timeout = command, step_timeout
+    def __init__(self, start_timeout: float, step_timeout: float | None, command: Sequence[str]) -> None:
+        super().__init__(start_timeout, step_timeout)
+        self.command = command
 
     def default_num_workers(self, n: int, eager: bool) -> int:
         return default_num_workers(n, eager)
@@ -282,7 +282,7 @@ class CommandPool(WorkerPool):
             "envs": [[env_fn.name, env_fn.kwargs] for env_fn in args.setup.env_fns],  # type: ignore[attr-defined]
             "eager": args.eager,
             "seeds": list(args.seeds),
-            "step_timeout": self._step_timeout,
+            "step_timeout": self.step_timeout,
         }
 
     def read_errors(self, worker: CommandWorker) -> None:

@@ -166,8 +166,10 @@ class ProcessWorker(WorkerHandle):
 class ProcessPool(WorkerPool):
     worker_type = ProcessWorker
 
-    def __init__(self, start_timeout: float, context: str | None, affinity: bool) -> None:
-        super().__init__(start_timeout)
+    def __init__(
+        self, start_timeout: float, step_timeout: float | None, context: str | None = None, affinity: bool = False
+    ) -> None:
+        super().__init__(start_timeout, step_timeout)
         self._method = check_method(context)
         self.forked = self._method == "fork"
         self._affinity = affinity

@@ -254,8 +254,8 @@ class RayPool(WorkerPool):
     worker_type = RayWorker
 
     def __init__(self, start_timeout: float, step_timeout: float | None = None, **options: Any) -> None:
-        super().__init__(start_timeout)
-        self.step_timeout, self._arguments = step_timeout, options
+        super().__init__(start_timeout, step_timeout)
+        self._arguments = options
         self.options: dict[str, Any] = {}
         self._cluster: ray_cluster.RayCluster | None = None
         self._listener: socket.socket | None = None

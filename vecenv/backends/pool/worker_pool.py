@@ -56,8 +56,8 @@ class PoolOwner(Protocol):
     def server(self) -> type[RoundServer]:
         """Class that serves rounds in the workers."""
 
-    def worker_args(self, worker: WorkerHandle) -> Any:
-        """Return the transport's arguments for a worker that starts."""
+    def server_args(self, worker: WorkerHandle) -> Any:
+        """Return the arguments of `server` for a worker that starts."""
 
     def on_frame(self, worker: WorkerHandle, frame: Frame) -> None:
         """Handle a frame of a worker."""
@@ -73,8 +73,8 @@ class WorkerPool(ABC):
     code = PICKLED
     forked = False
 
-    def __init__(self, start_timeout: float) -> None:
-        self.start_timeout = start_timeout
+    def __init__(self, start_timeout: float, step_timeout: float | None) -> None:
+        self.start_timeout, self.step_timeout = start_timeout, step_timeout
         self._owner: PoolOwner | None = None
         self.workers: list[WorkerHandle] = []
         self.worker_of = np.zeros(0, np.int64)
@@ -209,7 +209,7 @@ class WorkerPool(ABC):
             setup=WorkerSetup(env_fns, registered, states=self._states, large=self.large, reporting=self._reporting),
             seeds=worker_seeds(worker.index),
             server=self._owner.server,
-            transport=self._owner.worker_args(worker),
+            server_args=self._owner.server_args(worker),
             imports=running_files(self.forked),
         )
         worker.launch(self, args)

@@ -197,7 +197,7 @@ class WorkerArgs:
     setup: WorkerSetup
     seeds: tuple[bytes, bytes]
     server: Any
-    transport: Any
+    server_args: Any
     method: str = ""
     imports: frozenset[str] = frozenset()
     """`running_files` of the parent."""
