@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import RLock
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vecenv.backends.backend import Answers, EnvCall
 from vecenv.backends.host.env_host import EnvHost
@@ -19,23 +19,8 @@ from vecenv.backends.pool.worker_handle import Watched
 from vecenv.layout import Layout
 from vecenv.portability import IN_ORDER
 
-
-class Owner(Protocol):
-    """Part of `ThreadBackend` that its blocks use."""
-
-    env_fns: Sequence[Callable[[], Any]]
-    eager: bool
-    copies: bool
-    looks: bool
-
-    def wake(self) -> None:
-        """Wake the caller of `ThreadBackend.wait` if the wait is over."""
-
-    def warn(self, envs: int, text: str) -> None:
-        """Record a warning of a thread with `envs` envs. The next `take` shows it."""
-
-    def note_end(self, block: Block, error: BaseException) -> None:
-        """Record that the worker of `block` has ended with `error`."""
+if TYPE_CHECKING:
+    from vecenv.backends.thread import ThreadBackend
 
 
 class Block(Watched):
@@ -50,7 +35,7 @@ class Block(Watched):
     is_bystander = False
     """True if an env of another block keeps these envs waiting."""
 
-    def __init__(self, index: int, ids: range, backend: Owner, host: EnvHost) -> None:
+    def __init__(self, index: int, ids: range, backend: ThreadBackend, host: EnvHost) -> None:
         super().__init__(index, ids)
         self.alive = True
         self.problems: list[str] = []

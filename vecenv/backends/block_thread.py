@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vecenv.backends.backend import EnvCall
-from vecenv.backends.block import Block, Owner
+from vecenv.backends.block import Block
 from vecenv.backends.free_threading import has_gil, stack_of_thread
 from vecenv.backends.host.env_access import copy_data
 from vecenv.backends.host.env_host import EnvHost, EnvReport
@@ -19,13 +19,16 @@ from vecenv.backends.ipc.waiting import SpinWait
 from vecenv.backends.memory.shared_memory import A_CALL, DOING, NOTHING
 from vecenv.backends.worker.round_server import BlockRounds
 
+if TYPE_CHECKING:
+    from vecenv.backends.thread import ThreadBackend
+
 LOOKS = 200
 
 
 class BlockThread(Block):
     """Thread that makes the envs, then calls the functions in the queue `_work`, until it finds `None` there."""
 
-    def __init__(self, index: int, ids: range, backend: Owner) -> None:
+    def __init__(self, index: int, ids: range, backend: ThreadBackend) -> None:
         host = EnvHost(backend.env_fns[ids.start : ids.stop], ids.start, local=True, coroutines=True)
         super().__init__(index, ids, backend, host)
         self.reports: list[EnvReport] | Failure | None = None

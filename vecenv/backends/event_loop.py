@@ -13,10 +13,10 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from traceback import StackSummary
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vecenv.backends.backend import EnvCall
-from vecenv.backends.block import Block, Owner
+from vecenv.backends.block import Block
 from vecenv.backends.free_threading import stack_of_thread
 from vecenv.backends.host.env_access import copy_data
 from vecenv.backends.host.env_host import EnvHost
@@ -24,6 +24,9 @@ from vecenv.backends.host.operation import Operation, await_operation
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING
 from vecenv.backends.pool.worker_handle import STACK_TIMEOUT
+
+if TYPE_CHECKING:
+    from vecenv.backends.thread import ThreadBackend
 
 Job = tuple[int, Operation, Callable[[Any], None]]
 """Number for `line[DOING]`, operation that the task runs, and function that gets its result."""
@@ -123,7 +126,7 @@ class CoroutineBlock(Block):
     """Future that the task awaits while it has no work."""
     _is_busy = _has_ended = False
 
-    def __init__(self, index: int, ids: range, backend: Owner, host: EnvHost, loop: EventLoop) -> None:
+    def __init__(self, index: int, ids: range, backend: ThreadBackend, host: EnvHost, loop: EventLoop) -> None:
         super().__init__(index, ids, backend, host)
         self._loop = loop
         self._work: deque[Callable[[], Job | None] | None] = deque()

@@ -147,6 +147,7 @@ class ProcessBackend(Backend):
         return arena
 
     def set_up(self, worker: WorkerHandle) -> None:
+        """Let a worker that has made its envs serve rounds."""
         self._watchdog.discard(worker)
         self._serve(worker)
         self.pool.post(worker, messages.SETUP, 0, self._setup)
@@ -159,7 +160,7 @@ class ProcessBackend(Backend):
             if id(payload) not in blobs:
                 try:
                     blob = dumps(payload)
-                    is_ours = b"__main__" in blob and not self.pool.forked  # workers do not run the script
+                    is_ours = b"__main__" in blob and self.pool.pickles  # workers do not run the script
                     blobs[id(payload)] = dumps_by_value(payload) if is_ours else blob
                 except Exception as error:
                     text = f"the action or argument for env {i} cannot be sent to its worker: {error}"
@@ -367,9 +368,14 @@ class ProcessBackend(Backend):
         if self._recycler is not None and (new := self._recycler.restarts(worker)) is not None:
             self.assign(ids, new)
         else:
-            self._watchdog.discard(worker)
-            self.pool.restart(worker, self._setup)
-            self._serve(worker)
+            try:
+                self.pool.launch([worker])
+                self.pool.await_ready([worker])
+                self.set_up(worker)
+            except BaseException:
+                if worker.alive:
+                    self.pool.kill(worker, None)
+                raise
         for i in ids:  # keep the status bytes, which may announce earlier answers
             self.lost.pop(i, None)
         return ids
@@ -383,6 +389,7 @@ class ProcessBackend(Backend):
             self._recycler.move(ids)
 
     def assign(self, ids: Sequence[int], worker: WorkerHandle) -> None:
+        """Let a worker serve the envs `ids`."""
         self.pool.assign(ids, worker)
         self._infos.assign(self.pool.worker_of)
         self._serve(worker)

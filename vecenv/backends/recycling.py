@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vecenv.arguments import as_recycle_after
 from vecenv.backends.backend import EnvCall, WorkerInfo
@@ -22,9 +22,11 @@ from vecenv.backends.host.failure import Failure
 from vecenv.backends.ipc import messages
 from vecenv.backends.memory.shared_memory import BUSY_NS, MEMORY, RESETS
 from vecenv.backends.pool.worker_handle import WorkerHandle
-from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.system_limits import available_memory
-from vecenv.errors import WorkerTimeoutError, warn_caller
+from vecenv.errors import warn_caller
+
+if TYPE_CHECKING:
+    from vecenv.backends.process import ProcessBackend
 
 Rule = Callable[[WorkerInfo], Any]
 """Function that returns why a worker is to be replaced ("episodes", "memory" or "function"), or ""."""
@@ -62,32 +64,10 @@ def info_of(worker: WorkerHandle) -> WorkerInfo:
     return WorkerInfo(worker.hosted, worker.pid, line[BUSY_NS] / 1e9, episodes, line[MEMORY])
 
 
-class Host(Protocol):
-    """Backend whose workers are replaced."""
-
-    pool: WorkerPool
-    lost: dict[int, BaseException]
-
-    def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float: ...
-
-    def request(self, worker: WorkerHandle, ids: Sequence[int], op: str, blobs: dict[int, bytes]) -> EnvCall:
-        """Start `ENV_CALLS[op]` on envs of a worker."""
-
-    def encode(self, ids: Sequence[int], ops: int, actions: Any, payloads: dict[int, Any]) -> Any: ...
-
-    def set_up(self, worker: WorkerHandle) -> None:
-        """Let a worker that has made its envs serve rounds."""
-
-    def assign(self, ids: Sequence[int], worker: WorkerHandle) -> None:
-        """Let a worker serve the envs `ids`."""
-
-    def restart(self, env_id: int) -> Sequence[int]: ...
-
-
 class Recycler:
-    def __init__(self, rule: Rule, host: Host) -> None:
-        host.pool.extra_workers = 1
-        self._rule, self._host, self._pool = rule, host, host.pool
+    def __init__(self, rule: Rule, backend: ProcessBackend) -> None:
+        backend.pool.extra_workers = 1
+        self._rule, self._backend, self._pool = rule, backend, backend.pool
         self._old: WorkerHandle | None = None
         """Worker that is being replaced."""
         self._new: WorkerHandle | None = None
@@ -149,7 +129,7 @@ class Recycler:
         new.take_block_of(old)
         self._pool.is_shared = True
         try:
-            self._pool.launch(new)
+            self._pool.launch([new])
         except Exception as error:
             self._give_up(new, error)
 
@@ -158,15 +138,14 @@ class Recycler:
 
     def _await_start(self, old: WorkerHandle, new: WorkerHandle) -> None:
         self._pool.handle_events(self._pool.events(None))
-        if isinstance(new.ready, Failure):
-            self._give_up(new, new.ready.exception(new.pid))
-        elif not new.alive:
-            self._give_up(new, new.death(new.start))
-        elif new.ready is not None:
-            self._host.set_up(new)
+        try:
+            is_ready = self._pool.are_ready([new], self._deadline)
+        except Exception as error:
+            self._give_up(new, error)
+            return
+        if is_ready:
+            self._backend.set_up(new)
             self.moving = old.hosted
-        elif time.monotonic() > self._deadline:
-            self._give_up(new, WorkerTimeoutError(self._pool.late_text([new])))
         elif new.pid is None and time.monotonic() > self._deadline - self._pool.start_timeout + PLACE_TIMEOUT:
             self._pool.kill(new, None)
             self._new = None
@@ -189,7 +168,7 @@ class Recycler:
 
     def move(self, ids: Sequence[int]) -> None:
         """Let the new worker serve the envs of `ids` that wait for it. They must be idle and need a reset."""
-        old, new, lost = self._old, self._new, self._host.lost
+        old, new, lost = self._old, self._new, self._backend.lost
         if old is None or (new is not None and not self.moving):
             return
         chosen = [i for i in ids if i in old.hosted and i not in lost]
@@ -202,10 +181,10 @@ class Recycler:
         if new is None:
             attributes = dict(self.attributes)  # a restart drops these
             self._end(old)
-            self._host.wait(lambda: not old.alive, self._deadline)
+            self._backend.wait(lambda: not old.alive, self._deadline)
             self._await_end(old, late=True)
             with suppress(Exception):  # then the envs stay lost, and the following reset tries again
-                self._host.restart(chosen[0])
+                self._backend.restart(chosen[0])
                 self._adopt(old, states)
                 self.attributes = attributes
             return
@@ -215,7 +194,7 @@ class Recycler:
             self._next = time.monotonic() + RETRY
             self._cancel(new)
             return
-        self._host.assign(chosen, new)
+        self._backend.assign(chosen, new)
         self.moving = old.hosted
         if not old.hosted:
             self._end(old)
@@ -225,10 +204,10 @@ class Recycler:
 
     def _request(self, worker: WorkerHandle, op: str, args: dict[int, tuple[Any, ...]]) -> EnvCall:
         ids = list(args)
-        return self._host.request(worker, ids, op, self._host.encode(ids, 0, None, args))
+        return self._backend.request(worker, ids, op, self._backend.encode(ids, 0, None, args))
 
     def _values(self, call: EnvCall) -> dict[int, Any]:
-        self._host.wait(call.done, None)
+        self._backend.wait(call.done, None)
         for i, value in call.found.items():
             if isinstance(value, Failure):
                 logger.warning("env %d: %s failed while its worker was replaced: %s", i, call.op, value.text)

@@ -263,6 +263,7 @@ class ThreadBackend(Backend):
         return time.perf_counter() - begin
 
     def wake(self) -> None:
+        """Wake the caller of `wait` if the wait is over."""
         if not has_gil():
             fence()  # publishes the answer before `_done` is read; `_sleep` has the matching fence
         done = self._done
@@ -270,6 +271,7 @@ class ThreadBackend(Backend):
             self._wakeups.put(None)
 
     def warn(self, envs: int, text: str) -> None:
+        """Record a warning of a thread with `envs` envs. The next `take` shows it."""
         self._warnings.append(text + advice(len(self.env_fns), self.num_workers * envs))
 
     def note_end(self, block: Block, error: BaseException) -> None:

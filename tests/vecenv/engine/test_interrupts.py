@@ -217,7 +217,7 @@ def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(remo
         assert len(venv.step([0] * 3)[0]) >= 1
 
 
-@pytest.mark.parametrize(("of", "moment"), [(None, "launch"), (WorkerPool, "_await_ready")])
+@pytest.mark.parametrize(("of", "moment"), [(None, "launch"), (WorkerPool, "await_ready")])
 def test_an_interrupted_constructor_leaves_no_worker(
     remote_backend: Any, of: Any, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +233,7 @@ def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one
     with remote_backend(counters(1), **on_this_node(remote_backend)) as venv:
         venv.reset()
         pool = venv.engine.backend.pool
-        for of, moment in ((handle_of(remote_backend), "launch"), (pool, "_await_ready"), (pool, "post")):
+        for of, moment in ((handle_of(remote_backend), "launch"), (pool, "await_ready"), (pool, "post")):
             kill(pids(venv)[0])
             with interrupting(of, moment, first=moment == "post"):
                 venv.reset()

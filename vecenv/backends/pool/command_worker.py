@@ -18,7 +18,7 @@ import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,6 @@ from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.messages import CHUNK, HEADER, Channel, Frame
 from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE, SENDING
 from vecenv.backends.pool.process_worker import (
-    FDS_BESIDES,
-    FDS_PER_WORKER,
     LAUNCHED,
     ProcessWorker,
     enlarge_buffers,
@@ -36,7 +34,6 @@ from vecenv.backends.pool.process_worker import (
 from vecenv.backends.pool.start_methods import ONE_THREAD
 from vecenv.backends.pool.worker_handle import Reason, WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
-from vecenv.backends.system_limits import check_descriptors, default_num_workers
 from vecenv.backends.worker.plain_code import LARGEST, PLAIN
 from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.errors import VectorEnvError, WorkerDiedError
@@ -258,22 +255,11 @@ class CommandWorker(ProcessWorker):
 class CommandPool(WorkerPool):
     worker_type = CommandWorker
     code = PLAIN
+    pickles = False
 
     def __init__(self, start_timeout: float, step_timeout: float | None, command: Sequence[str]) -> None:
         super().__init__(start_timeout, step_timeout)
         self.command = command
-
-    def default_num_workers(self, n: int, eager: bool) -> int:
-        return default_num_workers(n, eager)
-
-    def prepare(self, num_workers: int) -> None:
-        check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
-
-    def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
-        return list(env_fns)
-
-    def _registered(self) -> list[bytes]:
-        return []
 
     def start_message(self, args: WorkerArgs) -> dict[str, Any]:
         return {

@@ -19,17 +19,12 @@ from vecenv.backends.pool.preloading import preloaded_server
 from vecenv.backends.pool.start_methods import ONE_THREAD, check_method, parent_fds, start_process
 from vecenv.backends.pool.worker_handle import TIME_TO_END, WorkerHandle, stack_of_process
 from vecenv.backends.pool.worker_pool import WorkerPool
-from vecenv.backends.system_limits import check_descriptors, default_num_workers
 from vecenv.backends.worker.main import main as worker_main
 from vecenv.backends.worker.worker_setup import WorkerArgs, pickle_env_fns
 from vecenv.errors import warn_caller
 from vecenv.portability import allowed_cpus, binds_to_cpus, pidfd
 
 SOCKET_BUFFER = 1 << 16
-# Five stay open: channel, sentinel, pipe to the worker, wakeup and pidfd (on macOS, two for the wakeup and no pidfd).
-# Two more are for the start.
-FDS_PER_WORKER = 7
-FDS_BESIDES = 24
 CUT_OFF = (
     "closed its connection without ending, so vecenv killed it (the env closed the file descriptors of its process, or "
     "called os.exec?)"
@@ -171,19 +166,12 @@ class ProcessPool(WorkerPool):
     ) -> None:
         super().__init__(start_timeout, step_timeout)
         self._method = check_method(context)
-        self.forked = self._method == "fork"
-        self._affinity = affinity
+        self.pickles = self._method != "fork"
+        self._affinity = affinity and binds_to_cpus()
+        if affinity and not self._affinity:
+            warn_caller("affinity=True has no effect: this system cannot bind processes to CPUs")
         self.preloaded: Any = None
         """Server that has imported the modules of the env_fns for all workers, or `None`."""
-
-    def default_num_workers(self, n: int, eager: bool) -> int:
-        return default_num_workers(n, eager)
-
-    def prepare(self, num_workers: int) -> None:
-        check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
-        if self._affinity and not binds_to_cpus():
-            self._affinity = False
-            warn_caller("affinity=True has no effect: this system cannot bind processes to CPUs")
 
     def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
         file = LargeData()

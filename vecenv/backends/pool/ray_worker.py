@@ -29,7 +29,7 @@ from vecenv.backends.pool.start_methods import search_path
 from vecenv.backends.pool.worker_handle import WorkerHandle, hung, stack_of_process
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.worker.ray_actor import HELLO, DriverAddress, EnvActor, joined, peer_of, results_for
-from vecenv.backends.worker.worker_setup import WorkerArgs, pickle_env_fns
+from vecenv.backends.worker.worker_setup import WorkerArgs
 
 
 class CallChannel:
@@ -290,7 +290,7 @@ class RayPool(WorkerPool):
 
     def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
         """If all env_fns have one pickle, put it into Ray's object store."""
-        found = pickle_env_fns(env_fns)
+        found = super().pickle_env_fns(env_fns)
         if found[0].place is None:
             return found
         self.common = ray_cluster.put_bytes(found[0].blob)

@@ -15,7 +15,6 @@ import contextlib
 import os
 import select
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -31,13 +30,14 @@ from vecenv.backends.ipc.waiting import fence, wakeup_fds
 from vecenv.backends.memory.shared_memory import DOING, FRAMES, MEMORY, NOTHING, RESETS, Control, anonymous_file
 from vecenv.backends.memory.shared_state import pickled_by_name
 from vecenv.backends.pool.worker_handle import TIME_TO_END, Reason, WorkerHandle
-from vecenv.backends.system_limits import blocks_of, open_standard_streams
+from vecenv.backends.system_limits import blocks_of, check_descriptors, default_num_workers, open_standard_streams
 from vecenv.backends.worker.reporting import Reporting
 from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_setup import (
     WorkerArgs,
     WorkerSetup,
     check_imports,
+    pickle_env_fns,
     registered_envs,
     running_files,
 )
@@ -45,6 +45,10 @@ from vecenv.errors import WorkerTimeoutError
 from vecenv.seeds import worker_seeds
 
 LONGEST_POLL = 3600.0
+# Five stay open: channel, sentinel, pipe to the worker, wakeup and pidfd (on macOS, two for the wakeup and no pidfd).
+# Two more are for the start.
+FDS_PER_WORKER = 7
+FDS_BESIDES = 24
 MOST_STATES = 200
 """A worker receives a file descriptor per state, and the system limits the number."""
 
@@ -66,12 +70,13 @@ class PoolOwner(Protocol):
         """Handle the end of a worker."""
 
 
-class WorkerPool(ABC):
+class WorkerPool:
     """Workers of a vector env. `start_timeout`: seconds for all constructors together."""
 
     worker_type: type[WorkerHandle]
     code = PICKLED
-    forked = False
+    pickles = True
+    """True if workers get pickled env_fns. False if they are forked, or get names."""
 
     def __init__(self, start_timeout: float, step_timeout: float | None) -> None:
         self.start_timeout, self.step_timeout = start_timeout, step_timeout
@@ -92,17 +97,17 @@ class WorkerPool(ABC):
         self.large: Descriptor | None = None
         """File with large data of the pickled env_fns, for all workers, also after a restart."""
 
-    @abstractmethod
     def default_num_workers(self, n: int, eager: bool) -> int:
         """Return the default for `num_workers`."""
+        return default_num_workers(n, eager)
 
-    @abstractmethod
     def prepare(self, num_workers: int) -> None:
         """Prepare for the first launch. Raises if the system does not allow this number of workers."""
+        check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
 
-    @abstractmethod
     def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
         """Return a `PickledEnvFn` per env, and place data that the workers share."""
+        return pickle_env_fns(env_fns)
 
     def late_text(self, late: Sequence[WorkerHandle]) -> str:
         ids, limit = [i for worker in late for i in worker.ids], self.start_timeout
@@ -131,18 +136,17 @@ class WorkerPool(ABC):
 
     def start(self, env_fns: Sequence[Callable[[], Any]]) -> list[EnvReport]:
         with pickled_by_name() as states:
-            self._env_fns = list(env_fns) if self.forked else self.pickle_env_fns(env_fns)
+            self._env_fns = self.pickle_env_fns(env_fns) if self.pickles else list(env_fns)
         self._states = list(states.values())
-        if len(states) > MOST_STATES and not self.forked:
+        if len(states) > MOST_STATES and self.pickles:
             raise ValueError(
                 f"the env functions have {len(states)} EnvCreators with a state each, at most {MOST_STATES} are "
                 "allowed: use one EnvCreator for several envs"
             )
-        self._reporting = None if self.forked else Reporting.of_this_process()
-        registered, workers = self._registered(), self.hosts
-        for worker in workers:
-            self._launch(worker, registered)
-        self._await_ready(workers, hints=True)
+        self._reporting = Reporting.of_this_process() if self.pickles else None
+        workers = self.hosts
+        self.launch(workers)
+        self.await_ready(workers, hints=True)
         return [report for worker in workers for report in worker.ready]  # type: ignore[union-attr]
 
     @property
@@ -150,9 +154,11 @@ class WorkerPool(ABC):
         """Workers that serve envs, in the order of env ids."""
         return sorted((worker for worker in self.workers if worker.hosted), key=lambda worker: worker.place)
 
-    def launch(self, worker: WorkerHandle) -> None:
-        """Start a worker without waiting for its envs."""
-        self._launch(worker, self._registered())
+    def launch(self, workers: Sequence[WorkerHandle]) -> None:
+        """Start workers without waiting for their envs."""
+        registered = registered_envs() if self.pickles else []
+        for worker in workers:
+            self._launch(worker, registered)
 
     def assign(self, ids: Sequence[int], worker: WorkerHandle) -> None:
         """Let `worker` serve the envs `ids` of its block."""
@@ -166,17 +172,6 @@ class WorkerPool(ABC):
         for worker in self.workers:
             worker.hosted = [i for i in worker.ids if owners[i] == worker.index]
 
-    def restart(self, worker: WorkerHandle, setup: bytes) -> None:
-        """Restart a worker that has ended. If this fails, kill the new worker."""
-        try:
-            self.launch(worker)
-            self._await_ready([worker], hints=False)
-            self.post(worker, messages.SETUP, 0, setup)
-        except BaseException:
-            if worker.alive:
-                self.kill(worker, None)
-            raise
-
     def own_fd(self, fd: int) -> int:
         """Return `fd`, which `WorkerPool.close` will close."""
         self._own_fds.append(fd)
@@ -186,9 +181,6 @@ class WorkerPool(ABC):
         """Poll `fd` in all waits. When `fd` is readable, call `owner`, or if `owner` is a worker, handle its event."""
         self._by_fd[fd] = owner
         self._poller.register(fd, select.POLLIN)
-
-    def _registered(self) -> list[bytes]:
-        return [] if self.forked else registered_envs()
 
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
         assert self._owner is not None
@@ -210,29 +202,34 @@ class WorkerPool(ABC):
             seeds=worker_seeds(worker.index),
             server=self._owner.server,
             server_args=self._owner.server_args(worker),
-            imports=running_files(self.forked),
+            imports=running_files(not self.pickles),
         )
         worker.launch(self, args)
         for fd in worker.fds():
             self.watch(fd, worker)
 
-    def _await_ready(self, workers: Sequence[WorkerHandle], hints: bool) -> None:
+    def await_ready(self, workers: Sequence[WorkerHandle], hints: bool = False) -> None:
         deadline = time.monotonic() + self.start_timeout
-        while True:
-            for worker in workers:
-                if isinstance(worker.ready, Failure):
-                    error = worker.ready.exception(worker.pid)
-                    if hints and worker.ready.env_id > worker.start:
-                        hint_at_own_process(error, len(self._env_fns), in_workers=True)
-                    raise error
-                if not worker.alive:  # possibly after READY
-                    raise worker.death(worker.start)
-            late = [worker for worker in workers if worker.ready is None]
-            if not late:
-                return
-            if time.monotonic() >= deadline:
-                raise WorkerTimeoutError(self.late_text(late))
+        while not self.are_ready(workers, deadline, hints):
             self.handle_events(self.events(deadline))
+
+    def are_ready(self, workers: Sequence[WorkerHandle], deadline: float, hints: bool = False) -> bool:
+        """Return True if these workers have made their envs.
+
+        Raises the errors of constructors, WorkerDiedError, and after `deadline` WorkerTimeoutError.
+        """
+        for worker in workers:
+            if isinstance(worker.ready, Failure):
+                error = worker.ready.exception(worker.pid)
+                if hints and worker.ready.env_id > worker.start:
+                    hint_at_own_process(error, len(self._env_fns), in_workers=True)
+                raise error
+            if not worker.alive:  # possibly after READY
+                raise worker.death(worker.start)
+        late = [worker for worker in workers if worker.ready is None]
+        if late and time.monotonic() >= deadline:
+            raise WorkerTimeoutError(self.late_text(late))
+        return not late
 
     def post(self, worker: WorkerHandle, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame. If the socket is full, later waits send the remaining bytes."""
