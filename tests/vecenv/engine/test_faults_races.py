@@ -181,7 +181,7 @@ def test_a_worker_that_dies_as_soon_as_it_is_ready(process_backend: Any, monkeyp
         venv.reset()
         kill(pids(venv)[0])
         pool = venv.engine.backend.pool
-        await_ready = pool._await_ready
+        await_ready = pool.await_ready
 
         def late(workers: Any, hints: bool) -> None:
             assert select.select([workers[0].channel.fileno()], [], [], 20.0)[0]
@@ -190,7 +190,7 @@ def test_a_worker_that_dies_as_soon_as_it_is_ready(process_backend: Any, monkeyp
             await_ready(workers, hints)
 
         with monkeypatch.context() as patch:
-            patch.setattr(pool, "_await_ready", late)
+            patch.setattr(pool, "await_ready", late)
             with pytest.raises(WorkerDiedError, match="env 0"):
                 venv.reset()
         venv.reset()
