@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.facades.driver import check_facade_options
+from vecenv.facades.stepper import check_facade_options
 from vecenv.facades.to_sb3 import SB3VecEnv
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
@@ -157,4 +157,4 @@ class SubprocVecEnv(_OwningVecEnv):
     @property
     def processes(self) -> list[Any]:
         """Worker processes, each with one or more envs."""
-        return self._driver.processes
+        return self._stepper.processes

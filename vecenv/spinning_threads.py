@@ -243,5 +243,5 @@ def _pools() -> str:
         from threadpoolctl import threadpool_info  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         return "probably threads of OpenMP or OpenBLAS (install threadpoolctl to see the names)"
-    pools = [f"{p['internal_api']} with {p['num_threads']} threads" for p in threadpool_info() if p["num_threads"] > 1]
-    return ", ".join(pools) or "a library that threadpoolctl does not know"
+    found = [f"{p['internal_api']} with {p['num_threads']} threads" for p in threadpool_info() if p["num_threads"] > 1]
+    return ", ".join(found) or "a library that threadpoolctl does not know"

@@ -38,7 +38,7 @@ NO_DISPLAY = (
 HEADLESS = {"SDL_VIDEODRIVER": "offscreen,dummy", "SDL_AUDIODRIVER": "dummy"}
 """Default environment variables of a rendering worker, so that pygame needs no display.
 
-The first driver that exists is used. highway-env 1.12.1 reads "dummy" alone as "do not draw".
+SDL uses the first name that it knows. highway-env 1.12.1 reads "dummy" alone as "do not draw".
 """
 
 

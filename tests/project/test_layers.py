@@ -50,10 +50,10 @@ SHARED = {
     "vecenv.tuning": "names of backends, and episodes that repeat",
     "vecenv.wrappers": "the methods that a wrapper overrides",
 }
-# Attributes of the engine for wrappers and facades. `base` and `facades/driver.py` may read all, and collector none.
+# Attributes of the engine for wrappers and facades. `base` and `facades/stepper.py` may read all, and collector none.
 ENGINE = {"all_ids", "autoresets", "calls", "check_open", "closed", "exchange", "is_async", "receive", "recover"}
 ENGINE |= {"statistics", "status", "wait_for_all"}
-READ_ALL = ("vecenv/engine/", "vecenv/base.py", "vecenv/facades/driver.py")
+READ_ALL = ("vecenv/engine/", "vecenv/base.py", "vecenv/facades/stepper.py")
 CORE_LIBRARIES = {"numpy", "gymnasium", "cloudpickle", *sys.stdlib_module_names, *PACKAGES}
 # Optional libraries, and the files that may import each.
 OPTIONAL = """

@@ -80,7 +80,7 @@ class ProcessBackend(Backend):
 
     @property
     def workers(self) -> list[WorkerInfo]:
-        return [info_of(worker) for worker in self.pool.hosts]
+        return [info_of(worker) for worker in self.pool.serving]
 
     @property
     def moving(self) -> Collection[int]:
@@ -93,7 +93,7 @@ class ProcessBackend(Backend):
 
     @property
     def processes(self) -> list[Any]:
-        return [getattr(worker, "process", None) for worker in self.pool.hosts]
+        return [getattr(worker, "process", None) for worker in self.pool.serving]
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = self._n = len(env_fns)
@@ -142,7 +142,7 @@ class ProcessBackend(Backend):
         self._infos = InfoReader(arena.info, self.pool.worker_of)
         self._all_done = bytes([opcodes.DONE]) * self._n
         self._all_infos = bytes([opcodes.DONE_INFO]) * self._n
-        for worker in self.pool.hosts:
+        for worker in self.pool.serving:
             self.set_up(worker)
         return arena
 
@@ -254,7 +254,7 @@ class ProcessBackend(Backend):
         if self._recycler is not None:
             self._recycler.resynchronise()
             self._infos.assign(pool.worker_of)
-            for worker in pool.hosts:
+            for worker in pool.serving:
                 self._serve(worker)
         for worker in pool.workers:
             lost = [i for i in worker.hosted if i in self.lost]
@@ -395,7 +395,7 @@ class ProcessBackend(Backend):
         self._serve(worker)
 
     def ended(self) -> set[int]:
-        ended = {i for worker in self.pool.hosts if not worker.alive or worker.seems_ended() for i in worker.hosted}
+        ended = {i for worker in self.pool.serving if not worker.alive or worker.seems_ended() for i in worker.hosted}
         return ended.union(self.lost)
 
     def end_wait(self) -> None:

@@ -1,6 +1,6 @@
-"""`RayBackend`: steps envs in Ray actors, through shared memory on the parent's node and calls elsewhere.
+"""`RayBackend`: steps envs in Ray actors, through shared memory on the driver's node and calls elsewhere.
 
-parent --+-- shared memory (as ShmemBackend)     actors on the parent's node: a step does not call Ray
+driver --+-- shared memory (as ShmemBackend)     actors on the driver's node: a step does not call Ray
          |
          '-- messages (as SubprocBackend)        actors on other nodes: a step is a call per actor
 """
@@ -21,7 +21,7 @@ from vecenv.layout import Layout
 
 
 class RayServer(ShmemServer):
-    """Server in actors on the parent's node. `remote`: server in actors on other nodes."""
+    """Server in actors on the driver's node. `remote`: server in actors on other nodes."""
 
     remote = SubprocServer
 

@@ -100,8 +100,8 @@ class Recycler:
         begin = time.monotonic()
         if begin < self._next:
             return
-        hosts = self._pool.hosts
-        in_turn = [*hosts[self._turn :], *hosts[: self._turn]]
+        serving = self._pool.serving
+        in_turn = [*serving[self._turn :], *serving[: self._turn]]
         workers = [worker for worker in in_turn if worker.alive and isinstance(worker.ready, list)]
         if not self._counts:
             self._fresh = self._fresh or max((worker.line[MEMORY] for worker in workers), default=0)

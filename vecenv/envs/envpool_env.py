@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vecenv.arguments import check_count, check_mapping
+from vecenv.backends.envpool_backend import EnvPoolBackend, quiet_spaces
 from vecenv.backends.native_backend import library_makes_env
-from vecenv.backends.pool_backend import PoolBackend, quiet_spaces
 from vecenv.base import BaseVectorEnv
 
 _POOL_PARTS = ("config", "observation_space", "action_space", "_state_keys", "_send", "_recv", "_reset")
@@ -27,7 +27,7 @@ _WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "device": (("cpu", None), "results are numpy arrays; the device of a policy is an argument of the collector"),
     "allow_done_after_reset": (
         (False, None),
-        "no env of a pool is done after a reset; use BaseVectorEnv for envs that are",
+        "no env of EnvPool is done after a reset; use BaseVectorEnv for envs that are",
     ),
 }
 
@@ -60,7 +60,7 @@ class EnvPoolVectorEnv(BaseVectorEnv):
 
     def __init__(self, pool: Any) -> None:
         check_pool(pool)
-        backend = PoolBackend(pool)
+        backend = EnvPoolBackend(pool)
         wait_num = None if backend.is_sync else backend.batch_size
         super().__init__([library_makes_env] * backend.env_num, wait_num=wait_num, backend=backend, strict=True)
 

@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 
 from vecenv.engine.engine import Engine
 from vecenv.engine.mark import Layer
-from vecenv.facades.driver import Driver
+from vecenv.facades.stepper import Stepper
 
 RESET, STEP, CALL = "reset", "step", "call"
 AnyVectorEnv = VectorEnv[Any, Any, np.ndarray]
@@ -38,7 +38,7 @@ class AsyncCalls(Layer, AnyVectorEnv):
 
     # Defaults for `close`, which gymnasium before 1.3 calls in `__del__`, even if the constructor raised.
     venv: Any = None
-    _driver: Driver
+    _stepper: Stepper
     _pending: str | None = None
     _called: Any = None
     """Call that `call_async` started: (engine, call), or (None, values) if `call_async` has finished the call."""
@@ -102,7 +102,7 @@ class AsyncCalls(Layer, AnyVectorEnv):
         self._check_can_start("call_async")
         if name in self._refused_calls:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-        caller = self._driver.call_target()
+        caller = self._stepper.call_target()
         if not isinstance(caller, Engine):
             return None, caller.call(name, *args, **kwargs)
         return caller, caller.calls.start(None, "call", [(name, args, kwargs)] * self.num_envs)

@@ -22,7 +22,7 @@ from vecenv.arguments import check_count, check_env_fns, option_meant
 from vecenv.base import BaseVectorEnv
 from vecenv.envs.gym_env import find_spec
 from vecenv.facades.async_calls import AnyVectorEnv
-from vecenv.facades.driver import check_facade_options
+from vecenv.facades.stepper import check_facade_options
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv, check_facade_arguments
 from vecenv.tuning.auto_backend import ONLY_PROCESSES, make_auto
 from vecenv.venvs import DummyVectorEnv, ProcessVectorEnv, ShmemVectorEnv, SubprocVectorEnv
@@ -137,7 +137,7 @@ class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     @property
     def processes(self) -> list[Any]:
         """Worker processes, each with one or more envs."""
-        return self._driver.processes
+        return self._stepper.processes
 
     @property
     def observations(self) -> Any:

@@ -29,7 +29,7 @@ from vecenv.facades.batched_spaces import (
     split_actions,
     takes_arrays,
 )
-from vecenv.facades.driver import Driver, EndedStep, EpisodeTracker, check_arrays, check_resets
+from vecenv.facades.stepper import EndedStep, EpisodeTracker, Stepper, check_arrays, check_resets
 from vecenv.facades.vector_infos import batch_infos, ended_columns, ended_infos
 from vecenv.wrappers import check_send_and_recv
 
@@ -114,7 +114,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self.action_space, self.single_action_space = action_spaces(venv.action_space)
         self.venv = venv  # after all checks, because `close` also closes `self.venv`
         self.call_mark = mark_of(venv)
-        self._driver = Driver(venv, copy)
+        self._stepper = Stepper(venv, copy)
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
         self._takes_arrays = takes_arrays(self.action_space, self.single_action_space)
@@ -123,13 +123,13 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._reused = None if copy or self._is_tree else empty_batch(self.single_observation_space, self.num_envs)
         # With `seed_episodes`, a second round resets the ended envs with their seeds.
         self._resets_in_step = (
-            self.autoreset_mode is AutoresetMode.SAME_STEP and not seed_episodes and self._driver.autoresets
+            self.autoreset_mode is AutoresetMode.SAME_STEP and not seed_episodes and self._stepper.autoresets
         )
         self._episodes = EpisodeTracker(venv, seed_episodes)
         own_halves = all(
             getattr(type(self), name) is getattr(GymnasiumVectorEnv, name) for name in ("step_async", "step_wait")
         )
-        self._uses_exchange = self._driver.engine is not None and self._takes_arrays and own_halves
+        self._uses_exchange = self._stepper.engine is not None and self._takes_arrays and own_halves
         """True if `step` may bypass `step_async` and `step_wait`."""
         self._resets_without_seeds = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
         self._ids = range(self.num_envs)
@@ -156,7 +156,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             self.venv.engine.recover()
             self._pending = self._ended = self._called = None
         self._check_can_start("reset_async")
-        self._driver.use_engine()
+        self._stepper.use_engine()
         seeds = as_seeds(seed, self.num_envs)
         if self.venv.waiting_id:
             self.venv.engine.status.check_idle(None)
@@ -182,7 +182,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
                 self._record_failure(error)
                 raise
         obs = self._episodes.latest_obs()
-        if self.copy and self._driver.has_views:
+        if self.copy and self._stepper.has_views:
             obs = nest.map(np.copy, obs)
         return self._joined(obs), batch_infos(infos, self.num_envs)
 
@@ -203,7 +203,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             mark = self.call_mark
             try:
                 try:
-                    step = self._driver.exchange(
+                    step = self._stepper.exchange(
                         actions, episodes.over if episodes.ended else None, self._resets_in_step
                     )
                 except Exception as error:
@@ -309,7 +309,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def _receive(self, ids: Sequence[int]) -> StepById:
         """Return the results of the envs `ids`. If an error is raised while envs still step, the call stays pending."""
         try:
-            step = self._driver.receive(ids)
+            step = self._stepper.receive(ids)
         except BaseException as error:
             if not self._is_waiting():
                 self._record_failure(error)

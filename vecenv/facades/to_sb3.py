@@ -24,7 +24,7 @@ from vecenv.engine.mark import BROKEN, Layer, is_layer_call, mark_of
 from vecenv.engine.results import StepById
 from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
-from vecenv.facades.driver import Driver, EndedStep, check_arrays, check_resets
+from vecenv.facades.stepper import EndedStep, Stepper, check_arrays, check_resets
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 
 try:
@@ -68,13 +68,13 @@ class SB3VecEnv(Layer, VecEnv):
         """Gymnasium facade that was passed as `venv`, kept because its garbage collection would close the envs."""
         self.venv: Any = _checked(venv if self._facade is None else self._facade.venv)
         self.call_mark = mark_of(self.venv)
-        self._driver = Driver(self.venv)
-        engine = self._driver.engine
+        self._stepper = Stepper(self.venv)
+        engine = self._stepper.engine
         # A wrapper or subclass may change only `step` (as in tianshou), which `send` and `recv` would bypass.
         self._has_own_step = engine is None
-        self._resets_in_step = self._driver.autoresets
+        self._resets_in_step = self._stepper.autoresets
         self._steps_together = getattr(self.venv, "steps_together", False)
-        self._copies_infos = self._driver.has_env_objects
+        self._copies_infos = self._stepper.has_env_objects
         self._has_own_halves = all(
             getattr(type(self), name) is getattr(SB3VecEnv, name) for name in ("step_async", "step_wait")
         )
@@ -94,9 +94,9 @@ class SB3VecEnv(Layer, VecEnv):
         self._drop_pending()
         seeds, options = self._seeds, self._options
         if not any(options) or all(entry is options[0] for entry in options):
-            obs, infos = self._driver.reset(None, **_arguments(seeds, options[0]))
+            obs, infos = self._stepper.reset(None, **_arguments(seeds, options[0]))
         else:
-            rows = [self._driver.reset([i], **_arguments([seeds[i]], options[i])) for i in range(self.num_envs)]
+            rows = [self._stepper.reset([i], **_arguments([seeds[i]], options[i])) for i in range(self.num_envs)]
             obs = nest.stack([nest.take(row, 0) for row, _ in rows])
             infos = [info for _, (info,) in rows]
         self.reset_infos = infos
@@ -108,7 +108,7 @@ class SB3VecEnv(Layer, VecEnv):
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         if self._has_own_halves:
             self._check_idle()
-            return self._results(self._driver.step(actions, self._resets_in_step))
+            return self._results(self._stepper.step(actions, self._resets_in_step))
         self.step_async(actions)
         return self.step_wait()
 
@@ -135,8 +135,8 @@ class SB3VecEnv(Layer, VecEnv):
             raise RuntimeError("step_wait() without step_async(): no step is pending")
         self._pending = False
         if self._has_own_step:
-            return self._results(self._driver.step(self._actions, self._resets_in_step))
-        return self._results(self._driver.receive(range(self.num_envs)))
+            return self._results(self._stepper.step(self._actions, self._resets_in_step))
+        return self._results(self._stepper.receive(range(self.num_envs)))
 
     def _results(self, results: StepById) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         obs, rewards, terminated, truncated, env_infos = results
@@ -146,7 +146,7 @@ class SB3VecEnv(Layer, VecEnv):
                 "for example with gymnasium.wrappers.TransformReward(env, sum)"
             )
         dones = terminated | truncated
-        if self._driver.engine is None:  # a wrapper may return views
+        if self._stepper.engine is None:  # a wrapper may return views
             obs = nest.map(_own, obs)
         if isinstance(env_infos, InfosById):
             infos, last_obs = self._from_columns(env_infos)
@@ -181,7 +181,7 @@ class SB3VecEnv(Layer, VecEnv):
             ids = dones.nonzero()[0].tolist()
             ended = EndedStep(step, ids, self._resets_in_step)
             if ended.not_reset:
-                first_obs, first_infos = self._driver.reset(ended.not_reset)
+                first_obs, first_infos = self._stepper.reset(ended.not_reset)
                 ended.begin(first_obs, dict(zip(ended.not_reset, first_infos, strict=True)))
             for i, last_info in zip(ids, ended.last_infos, strict=True):
                 self.reset_infos[i], infos[i] = ended.infos[i], dict(last_info)
@@ -250,7 +250,7 @@ class SB3VecEnv(Layer, VecEnv):
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
         """Call a method of the envs `indices`, once per env. Return a result per index."""
-        if isinstance(caller := self._driver.call_target(), Engine):
+        if isinstance(caller := self._stepper.call_target(), Engine):
             return self._ask(indices, "call", method_name, method_args, method_kwargs)
         if "id" in method_kwargs:
             raise TypeError(f"env_method() cannot pass on a keyword argument named 'id' through {caller!r}")

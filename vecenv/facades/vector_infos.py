@@ -10,7 +10,7 @@ import numpy as np
 from vecenv.backends.columns import entries, has_rows
 from vecenv.backends.info_batch import InfosById
 from vecenv.backends.memory.infos import SCALARS, InfoColumns
-from vecenv.facades.driver import EndedStep
+from vecenv.facades.stepper import EndedStep
 
 
 def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:

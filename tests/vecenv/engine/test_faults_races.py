@@ -183,7 +183,7 @@ def test_a_worker_that_dies_as_soon_as_it_is_ready(process_backend: Any, monkeyp
         pool = venv.engine.backend.pool
         await_ready = pool.await_ready
 
-        def late(workers: Any, hints: bool) -> None:
+        def late(workers: Any, hints: bool = False) -> None:
             assert select.select([workers[0].channel.fileno()], [], [], 20.0)[0]
             kill(workers[0].pid)
             assert select.select([workers[0].process.sentinel], [], [], 20.0)[0]

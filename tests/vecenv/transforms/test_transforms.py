@@ -16,7 +16,7 @@ from tests.support.cases import counting, playing
 from tests.support.transform_envs import CASES, IMAGE, MIXED, VECTOR, Samples, plain
 from vecenv import DummyVectorEnv, ShmemVectorEnv, nest
 from vecenv import transforms as tf
-from vecenv.facades.driver import Driver
+from vecenv.facades.stepper import Stepper
 from vecenv.testing import RaisesOnStep
 from vecenv.transforms import Rows, TransformedVectorEnv, VecNorm
 from vecenv.wrappers import resets_in_step
@@ -46,7 +46,7 @@ def test_collectors_and_facades_reset_in_the_round_of_the_last_step_unless_a_tra
             (tf.TransformedVectorEnv(tf.TransformedVectorEnv(venv, tf.TimeLimit(2)), tf.RewardSum()), False),
         ]:
             assert resets_in_step(wrapped) is keeps
-            assert Driver(wrapped).autoresets is keeps
+            assert Stepper(wrapped).autoresets is keeps
             wrapped.reset()
             if not keeps:
                 with pytest.raises(TypeError, match="ends episodes by itself"):

@@ -144,13 +144,13 @@ class WorkerPool:
                 "allowed: use one EnvCreator for several envs"
             )
         self._reporting = Reporting.of_this_process() if self.pickles else None
-        workers = self.hosts
+        workers = self.serving
         self.launch(workers)
         self.await_ready(workers, hints=True)
         return [report for worker in workers for report in worker.ready]  # type: ignore[union-attr]
 
     @property
-    def hosts(self) -> list[WorkerHandle]:
+    def serving(self) -> list[WorkerHandle]:
         """Workers that serve envs, in the order of env ids."""
         return sorted((worker for worker in self.workers if worker.hosted), key=lambda worker: worker.place)
 

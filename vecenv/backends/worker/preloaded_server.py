@@ -31,7 +31,7 @@ from vecenv.backends.worker.worker_setup import leave_forkserver, set_environmen
 AUTHKEY_BYTES = 32
 THREAD_END_S = 0.5
 HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
-DRIVERS = ("libcuda.so", "libnvidia", "libEGL", "libGLX", "libOSMesa")
+GPU_LIBRARIES = ("libcuda.so", "libnvidia", "libEGL", "libGLX", "libOSMesa")
 """Prefixes of GPU libraries, which may fail in a process that is forked later."""
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
@@ -93,7 +93,7 @@ def serve(
 
 def import_all(names: Sequence[str]) -> ImportReport:
     """Import the modules. Stop at the first module that raises or leaves state that workers must not inherit."""
-    before, fds, libraries = set(sys.modules), set(_descriptors()), _drivers()
+    before, fds, libraries = set(sys.modules), set(_descriptors()), _gpu_libraries()
     for name in names:
         try:
             importlib.import_module(name)
@@ -118,7 +118,7 @@ def _problem(name: str, before: set[str], fds: set[int], libraries: set[str]) ->
         return "its import starts processes"
     if opened := [target for fd, target in _descriptors().items() if fd not in fds and target not in HARMLESS]:
         return f"its import leaves {opened[0]} open"
-    if loaded := _drivers() - libraries:
+    if loaded := _gpu_libraries() - libraries:
         return f"its import loads {min(loaded)}"
     root = name.partition(".")[0]
     for module in set(sys.modules) - before:
@@ -155,7 +155,7 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
-def _drivers() -> set[str]:
+def _gpu_libraries() -> set[str]:
     lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     names = {line.rpartition("/")[2] for line in lines if "/" in line}
-    return {name for name in names if name.startswith(DRIVERS)}
+    return {name for name in names if name.startswith(GPU_LIBRARIES)}

@@ -1,17 +1,17 @@
-"""`PoolBackend`: steps and resets the C++ envs of an EnvPool pool, which run in threads of this process.
+"""`EnvPoolBackend`: steps and resets the C++ envs of EnvPool, which run in threads of this process.
 
-    send --> pool._reset, pool._send; wait --> pool._recv --> rows of the arena
+    send --> envpool._reset, envpool._send; wait --> envpool._recv --> rows of the arena
 
 Three properties of EnvPool shape this class:
 
-- EnvPool resets an env in its first step, and in the step after the end of an episode. So `pool._send` resets such
-  envs. With `episodic_life=True` only this reset continues the game after a lost life, because `pool._reset` begins a
-  new game. Resets of envs within an episode go to `pool._reset`.
-- A synchronous pool (`batch_size == num_envs`) mixes up two batches in flight. So at most one batch is in flight.
-- An asynchronous pool returns exactly `batch_size` results, and waits forever if fewer envs have an action. So hidden
-  spare envs fill up a batch.
+- EnvPool resets an env in its first step, and in the step after the end of an episode. So `envpool._send` resets
+  such envs. With `episodic_life=True` only this reset continues the game after a lost life, because `envpool._reset`
+  begins a new game. Resets of envs within an episode go to `envpool._reset`.
+- A synchronous EnvPool (`batch_size == num_envs`) mixes up two batches in flight. So at most one batch is in flight.
+- An asynchronous EnvPool returns exactly `batch_size` results, and waits forever if fewer envs have an action. So
+  hidden spare envs fill up a batch.
 
-`PoolBackend` calls the pool's C++ methods `_send` and `_recv`, because the Python methods around them take time in each
+`EnvPoolBackend` calls the C++ methods `_send` and `_recv`, because the Python methods around them take time in each
 step (`python -m benchmarks.envpool_adapter`).
 """
 
@@ -39,24 +39,24 @@ _MAX_SEED = 2**31
 _NO_INFOS = ("info:env_id", "info:players.env_id")
 
 
-class PoolBackend(NativeBackend):
+class EnvPoolBackend(NativeBackend):
     resets_with = ("seed",)
 
-    def __init__(self, pool: Any) -> None:
-        config = pool.config
+    def __init__(self, envpool: Any) -> None:
+        config = envpool.config
         n, batch_size, num_threads = config["num_envs"], config["batch_size"], config["num_threads"]
         self.batch_size: int = batch_size or n
         self.is_sync = self.batch_size == n
-        super().__init__(n, "a pool", num_threads or min(self.batch_size, usable_cpus()))
-        self._pool: Any = pool
+        super().__init__(n, "EnvPool", num_threads or min(self.batch_size, usable_cpus()))
+        self._envpool: Any = envpool
         self._in_flight = 0
         self._all = list(range(n))
         self._order = np.arange(n, dtype=np.int32)
         self._rows: Any = ...
         self._fresh = np.ones(n, dtype=np.bool_)
         """Mask (n,) of the envs that EnvPool would reset in their next step."""
-        self._action_dtype = list(pool.spec.action_array_spec.values())[-1].dtype
-        self._keys = list(pool._state_keys)
+        self._action_dtype = list(envpool.spec.action_array_spec.values())[-1].dtype
+        self._keys = list(envpool._state_keys)
         self._obs_keys = _obs_tree([key for key in self._keys if key.startswith("obs")])
         infos = [key for key in self._keys if key.startswith("info:") and key not in _NO_INFOS]
         self._info_keys = {"elapsed_step": "elapsed_step", **{key.removeprefix("info:"): key for key in infos}}
@@ -65,25 +65,25 @@ class PoolBackend(NativeBackend):
             self._rebuild(None)
 
     def _rebuild(self, seeds: Sequence[int] | None) -> None:
-        old = self._pool
+        old = self._envpool
         spare = 0 if self.is_sync else self.batch_size - 1
         settings = {**old.spec.config._asdict(), "num_envs": self.env_num + spare}
         seeds = list(old.config["env_seed"][: self.env_num] if seeds is None else seeds)
         if seeds:
             settings["env_seed"] = [seed % _MAX_SEED for seed in seeds] + [0] * spare
         kind = type(old.spec)
-        self._pool = type(old)(kind(kind.gen_config(**settings)))
+        self._envpool = type(old)(kind(kind.gen_config(**settings)))
         for name, value in vars(old).items():
             if name.startswith("_render_"):  # set by `envpool.make`
-                setattr(self._pool, name, value)
-        quiet_spaces(self._pool)
+                setattr(self._envpool, name, value)
+        quiet_spaces(self._envpool)
         self._in_flight = 0
         self._fresh[:] = True
         old.close()
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
-        obs, self._space = map(with_infinite_bounds, quiet_spaces(self._pool))
-        return self.reports(obs, self._space, self._pool.metadata, None)
+        obs, self._space = map(with_infinite_bounds, quiet_spaces(self._envpool))
+        return self.reports(obs, self._space, self._envpool.metadata, None)
 
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
@@ -94,8 +94,7 @@ class PoolBackend(NativeBackend):
         seeds = [payload.get("seed") for payload in payloads.values()]
         if any(seed is not None for seed in seeds) and (None in seeds or len(seeds) < self.env_num):
             raise ValueError(
-                f"the seeds of a pool are set for all its {self.env_num} envs at once, got {seeds} for envs "
-                f"{list(payloads)}"
+                f"EnvPool sets the seeds of all its {self.env_num} envs at once, got {seeds} for envs {list(payloads)}"
             )
         return payloads
 
@@ -126,7 +125,7 @@ class PoolBackend(NativeBackend):
             self._receive()
         rows = self._rows = ... if ids is self._order else ids
         if op == opcodes.RESET:
-            self._pool._reset(ids.astype(np.int32))
+            self._envpool._reset(ids.astype(np.int32))
         else:
             self._send(self.arena.action[rows], ids)
         self.arena.status[rows] = op
@@ -140,10 +139,10 @@ class PoolBackend(NativeBackend):
         return perf_counter() - begin
 
     def resynchronise(self, deadline: float) -> None:
-        """Mark all envs as lost, because the pool may be in the middle of a round."""
+        """Mark all envs as lost, because EnvPool may be in the middle of a round."""
         for i in range(self.env_num):
-            text = "an interrupt stopped a call of the pool, and its results are lost"
-            self.lost[i] = VectorEnvError(f"env {i}: {text}; reset() makes a new pool")
+            text = "an interrupt stopped a call of EnvPool, and its results are lost"
+            self.lost[i] = VectorEnvError(f"env {i}: {text}; reset() makes the envs anew")
         super().resynchronise(deadline)
 
     def restart(self, env_id: int) -> Sequence[int]:
@@ -153,7 +152,7 @@ class PoolBackend(NativeBackend):
 
     def _receive(self) -> None:
         self._fill_up()
-        state = dict(zip(self._keys, self._pool._recv(), strict=True))
+        state = dict(zip(self._keys, self._envpool._recv(), strict=True))
         self._in_flight -= len(state["info:env_id"])
         if not self.is_sync:
             state = nest.take(state, state["info:env_id"] < self.env_num)  # without the spare envs
@@ -180,7 +179,7 @@ class PoolBackend(NativeBackend):
 
     def _send(self, action: np.ndarray, ids: np.ndarray) -> None:
         ids = ids.astype(np.int32, copy=False)
-        self._pool._send([ids, ids, action.astype(self._action_dtype, order="C")])  # env_id, players.env_id, action
+        self._envpool._send([ids, ids, action.astype(self._action_dtype, order="C")])  # env_id, players.env_id, action
 
     def _fill_up(self) -> None:
         short = 0 if self.is_sync else self.batch_size - self._in_flight
@@ -191,23 +190,23 @@ class PoolBackend(NativeBackend):
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         if op == "seed":
             if len(ids) < self.env_num:
-                raise ValueError(f"a pool seeds all its envs together, got seeds for {list(ids)} only")
+                raise ValueError(f"EnvPool seeds all its envs together, got seeds for {list(ids)} only")
             self._rebuild([seed for (seed,) in args])
             return [None] * len(ids)
         if op == "render":
-            return list(np.array(self._pool.render(np.asarray(ids), **args[0][0])))
+            return list(np.array(self._envpool.render(np.asarray(ids), **args[0][0])))
         if op in ("get_env_attr", "set_env_attr", "call"):
             if args[0][0] == "render_mode":
-                return [self._pool.render_mode] * len(ids)
+                return [self._envpool.render_mode] * len(ids)
             raise AttributeError(
-                f"the envs of a pool are C++, and have no attribute {args[0][0]!r} that Python can reach"
+                f"the envs of EnvPool are C++, and have no attribute {args[0][0]!r} that Python can reach"
             )
         return super().called(ids, op, args)
 
     def close(self, timeout: float) -> list[str]:
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None  # this ends the pool's threads
+        if self._envpool is not None:
+            self._envpool.close()
+            self._envpool = None  # this ends EnvPool's threads
         return []
 
 
@@ -217,10 +216,10 @@ def _kind(column: np.ndarray) -> Any:
     return next(kind for kind, dtype in PYTHON.items() if dtype.kind == column.dtype.kind.replace("u", "i"))
 
 
-def quiet_spaces(pool: Any) -> tuple[Any, Any]:
+def quiet_spaces(envpool: Any) -> tuple[Any, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pool.observation_space, pool.action_space
+        return envpool.observation_space, envpool.action_space
 
 
 def with_infinite_bounds(space: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`Driver`: steps and resets a vector env for a facade. `EpisodeTracker`: ends and seeds of episodes."""
+"""`Stepper`: steps and resets a vector env for a facade. `EpisodeTracker`: ends and seeds of episodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_OFFERED = {
 """Options that facades refuse, with advice for the error message."""
 
 
-class Driver:
+class Stepper:
     """Adapter that steps and resets `venv` for a facade. A step's infos are {id: info}, without vecenv's `env_id`.
 
     As in gymnasium and SB3, actions are not cast, and envs in this process share objects with the caller.
