@@ -232,10 +232,10 @@ def test_a_game_goes_on_after_a_lost_life_as_in_the_bare_pool(make, how, num_env
 def test_what_is_refused_moves_no_env(make, error, message, call):
     with EnvPoolVectorEnv(make(3)) as venv:
         venv.reset(options=None)
-        pool = venv.engine.backend._pool
+        pool = venv.engine.backend._envpool
         with pytest.raises(error, match=message):
             call(venv)
-        assert venv.engine.backend._pool is pool
+        assert venv.engine.backend._envpool is pool
         assert elapsed(venv.step([0, 0, 0])[4]) == [1, 1, 1]
 
 
