@@ -211,10 +211,9 @@ def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
     """Return `timeout` as a float or None. Raise ValueError unless it is positive and finite."""
     if timeout is None:
         return None
-    number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
-    if not number or not math.isfinite(timeout) or timeout <= 0:
-        raise ValueError(f"{name} must be a positive number of seconds or None, got {timeout!r}")
-    return float(timeout)
+    with contextlib.suppress(TypeError, ValueError):
+        return check_number(name, timeout, above=0)
+    raise ValueError(f"{name} must be a positive number of seconds or None, got {timeout!r}")
 
 
 def check_spaces_equal(reports: Sequence[Any]) -> None:

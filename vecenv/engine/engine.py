@@ -32,7 +32,7 @@ from vecenv.engine.mark import BROKEN, RECOVERY_TIMEOUT, Mark, is_one_call
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.results import Form, Results, Statistics
 from vecenv.engine.status import EnvStatus
-from vecenv.errors import CLOSED_MEANWHILE, ClosedError
+from vecenv.errors import ClosedError
 from vecenv.layout import Layout, Leaf, common_layout
 from vecenv.spaces import separate_generators
 
@@ -207,8 +207,6 @@ class Engine:
 
     def explain(self, error: BaseException) -> None:
         """Change the error of a call, or add a note, once `mark.owner` is stored."""
-        if self.closed and isinstance(error, Exception) and not isinstance(error, ClosedError):
-            raise ClosedError(CLOSED_MEANWHILE) from None  # a second thread has closed the vector env
         self.mark.explain(error, lambda: self.status.unanswered_ids() if self.num_workers else [])
 
     def _send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
