@@ -107,7 +107,7 @@ class BaseVectorEnv(Layer, EngineProperties):
                 if options["num_workers"] is not None or isinstance(backend, Backend):
                     instead = f"leave num_workers (num_processes, max_concurrency) out, or pass {n}"
                     raise OneEnvPerProcess(f"{error}: {instead}") from None
-                logger.info("%s: %d workers host one env each", str(error), n)
+                logger.info("%s: %d workers run one env each", str(error), n)
             return Engine(make_backend(), resolve_env_fns(fns), **{**options, "num_workers": n})
 
         self.engine: Engine = NotStarted(name)  # type: ignore[assignment]

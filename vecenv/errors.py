@@ -168,7 +168,7 @@ class SharedMemoryError(VectorEnvError, OSError):
 
 
 class OneEnvPerProcess(ValueError):
-    """A worker hosts several envs, and one needs a worker of its own.
+    """A worker runs several envs, and one needs a worker of its own.
 
     The env is from a package whose envs share state in their process, or is a coroutine env among ordinary envs.
     """

@@ -40,7 +40,7 @@ class CollectorStats:
     policy: float
     """Calls of the policy. On CUDA, calls only queue operations; `transfer` has the wait."""
     transfer: float
-    """Copies between host and device, checks of the policy's outputs, and waiting for CUDA."""
+    """Copies between CPU and device, checks of the policy's outputs, and waiting for CUDA."""
     storage: float
     """Writing steps into batches, and finishing batches."""
     idle: float

@@ -1,7 +1,7 @@
 """Keyed random numbers of policies: a number depends only on job seed, episode and step.
 
 Random actions come from the action space, seeded for each episode. Samples of torch's distributions are uniform
-numbers, transformed by the inverse distribution function. The numbers are float64 and computed on the host, so
+numbers, transformed by the inverse distribution function. The numbers are float64 and computed on the CPU, so
 that equal parameters give equal samples on every device.
 """
 

@@ -68,7 +68,7 @@ class EnvCall:
 
 
 class Backend(ABC):
-    """Host of envs. The engine uses a backend in this order:
+    """Place where envs run. The engine uses a backend in this order:
 
         reports = backend.start(env_fns, num_workers, eager)
         arena = backend.bind(common_layout(...))

@@ -91,7 +91,7 @@ class Block(Watched):
             numbers: list[int] = self._host.progress
             if self.line is numbers:
                 self.line = numbers.copy()
-            # From now on, the host's write to this list before each use of an env raises IndexError.
+            # From now on, `EnvHost`'s write to this list before each use of an env raises IndexError.
             numbers.clear()
         self.post(None)
 

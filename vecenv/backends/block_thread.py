@@ -1,4 +1,4 @@
-"""`BlockThread`: thread of `ThreadBackend` that hosts some of the envs (a block)."""
+"""`BlockThread`: thread of `ThreadBackend` that runs some of the envs (a block)."""
 
 from __future__ import annotations
 

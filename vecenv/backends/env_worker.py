@@ -28,7 +28,7 @@ REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "ren
 
 
 class EnvWorker(ABC):
-    """Host of one env. Subclass it to define a kind of worker, as with tianshou's EnvWorker.
+    """Worker with one env. Subclass it to define a kind of worker, as with tianshou's EnvWorker.
 
     - `get_env_attr` must read the outermost wrapper, because observations must fit its `observation_space`.
     - If the env is in another process, override `call`, so that methods run there.

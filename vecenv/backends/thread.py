@@ -94,7 +94,7 @@ class ThreadBackend(Backend):
             block = BlockThread(k, ids, self)
             self.blocks.append(block)
             reports += self._start_block(block, hints=True)
-            self._replace(block, self._hosted(block))
+            self._replace(block, self._blocks_for(block))
         self.num_workers = len(self.blocks)
         envs = [env for block in self.blocks for env in block.envs]
         check_distinct(envs)
@@ -124,8 +124,8 @@ class ThreadBackend(Backend):
             )
         return block.reports
 
-    def _hosted(self, block: BlockThread) -> Sequence[Block]:
-        """Return the blocks that host the envs of a new block: the block itself, or a block per coroutine env."""
+    def _blocks_for(self, block: BlockThread) -> Sequence[Block]:
+        """Return the blocks that run the envs of a new block: the block itself, or a block per coroutine env."""
         if not any(block.coroutines):
             return [block]
         if not all(block.coroutines):
@@ -165,7 +165,7 @@ class ThreadBackend(Backend):
         self._replace(old, [new])
         try:
             self._start_block(new, hints=False)
-            blocks = self._hosted(new)
+            blocks = self._blocks_for(new)
         except BaseException:
             new.abandon()
             raise

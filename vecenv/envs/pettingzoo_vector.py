@@ -31,7 +31,7 @@ MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class MultiAgentVectorEnv(Layer):
-    """Base class of ParallelVectorEnv and AECVectorEnv. `venv` hosts PettingZoo's envs in `rows_class` objects."""
+    """Base class of ParallelVectorEnv and AECVectorEnv. `venv` runs PettingZoo's envs in `rows_class` objects."""
 
     rows_class: type[ParallelRows | AECRows]
 

@@ -65,7 +65,7 @@ class EnvCosts(NamedTuple):
 
 
 class EnvProbe(gymnasium.Env[Any, Any]):
-    """Env that a `ShmemVectorEnv` hosts, so that `venv.call` can call the methods, which use envs of `env_fn`."""
+    """Env that a `ShmemVectorEnv` runs, so that `venv.call` can call the methods, which use envs of `env_fn`."""
 
     def __init__(self, env_fn: Callable[[], Any], steps: int) -> None:
         self._env_fn, self._steps, self._players = env_fn, steps, list[_Player]()

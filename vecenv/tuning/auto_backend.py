@@ -241,11 +241,11 @@ def retried_alone(make: Callable[[], Any], make_alone: Callable[[], Any], n: int
         if not any(note.startswith(HINT) for note in getattr(error, "__notes__", ())):
             raise
         cause = f"{type(error).__name__}: {error}"
-        logger.info("an env failed in a process with other envs, so %d workers host one env each: %s", n, cause)
+        logger.info("an env failed in a process with other envs, so %d workers run one env each: %s", n, cause)
         try:
             return make_alone()
         except Exception as again:
-            add_note(error, f"{n} workers that host one env each fail too: {type(again).__name__}: {again}")
+            add_note(error, f"{n} workers that run one env each fail too: {type(again).__name__}: {again}")
         raise
 
 

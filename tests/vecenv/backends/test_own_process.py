@@ -160,7 +160,7 @@ def test_the_envs_of_a_job_with_one_simulator_get_a_process_each(simulated: Any,
 
 
 def test_too_few_workers_for_envs_with_one_simulator_are_refused(simulated: Any) -> None:
-    text = "env 0 is from bluesky-gym, whose envs share state in their process, and its worker hosts 2 envs: "
+    text = "env 0 is from bluesky-gym, whose envs share state in their process, and its worker runs 2 envs: "
     text += r"leave num_workers \(num_processes, max_concurrency\) out, or pass 2"
     with pytest.raises(ValueError, match=f"^{text}$"):
         ShmemVectorEnv([simulated] * 2, num_workers=1)
@@ -253,7 +253,7 @@ def test_auto_tries_again_with_a_process_per_env(kind: str, tmp_path: Path, capl
         env = make([Emulators(tmp_path)] * N, **options)
     assert getattr(env, "venv", env).num_workers == N
     env.close()
-    assert f"so {N} workers host one env each: RuntimeError: Cannot create multiple emulator" in caplog.text
+    assert f"so {N} workers run one env each: RuntimeError: Cannot create multiple emulator" in caplog.text
 
 
 def missing() -> Any:
@@ -273,7 +273,7 @@ def test_the_first_error_remains_if_a_process_per_env_fails_too(
     with pytest.raises(FileNotFoundError, match=r"^assets of level 2 are missing") as raised:
         auto_vector_env(env_fns, **options)
     assert "missing" in "".join(traceback.format_exception(raised.value))
-    assert re.search(f"4 workers that host one env each fail too: {again}", raised.value.__notes__[-1])
+    assert re.search(f"4 workers that run one env each fail too: {again}", raised.value.__notes__[-1])
 
 
 def test_auto_does_not_try_again_for_other_errors(tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ def distribution_of(env: Any) -> str | None:
 
 
 def check_alone(env: Any, env_id: int, count: int) -> None:
-    """Raise `OneEnvPerProcess` if a worker with `count` envs cannot host `env`."""
+    """Raise `OneEnvPerProcess` if a worker with `count` envs cannot run `env`."""
     if count > 1 and (found := distribution_of(env)) is not None:
         raise OneEnvPerProcess(
-            f"env {env_id} is from {found}, whose envs share state in their process, and its worker hosts {count} envs"
+            f"env {env_id} is from {found}, whose envs share state in their process, and its worker runs {count} envs"
         )
 
 

@@ -23,7 +23,7 @@ Kwargs = dict[str, Any]
 
 
 def check_spare(env: Any, origin: str) -> None:
-    """Raise ValueError if a process cannot host two instances of `env`, or if their statistics would differ."""
+    """Raise ValueError if a process cannot have two instances of `env`, or if their statistics would differ."""
     if (package := distribution_of(env)) is not None:
         raise ValueError(
             f"spare_envs: {origin} is from {package}, whose envs share state in their process; leave it out"

@@ -25,7 +25,7 @@ Reason = Callable[[int], VectorEnvError]
 
 
 class Watched(ABC):
-    """Process, actor or thread that hosts the envs `ids`. `line` has numbers about progress (see `Control`)."""
+    """Process, actor or thread that runs the envs `ids`. `line` has numbers about progress (see `Control`)."""
 
     line: Any
     reports_progress = True
@@ -144,9 +144,7 @@ class WorkerHandle(Watched):
             at = f"while {IDLE_TEXTS.get(doing, 'idle')}" if running is None else f"while running env {running}"
             if self.ready is None:
                 at = "while constructing its envs"
-            others = (
-                f", which also hosted envs {[i for i in self.hosted if i != env_id]}" if len(self.hosted) > 1 else ""
-            )
+            others = f", which also ran envs {[i for i in self.hosted if i != env_id]}" if len(self.hosted) > 1 else ""
             advice = f"; the envs of other workers are intact. {how_to_reset(env_id, RESTARTS)}." if self.served else ""
             error = WorkerDiedError(f"the worker of env {env_id} ({self.where}{others}) {self.cause()} {at}{advice}")
             error.bystander = running is not None and running != env_id

@@ -1,4 +1,4 @@
-"""`EnvActor`: the Ray actor that hosts some envs of a vector env. The driver (parent) calls the actor's methods:
+"""`EnvActor`: the Ray actor that runs some envs of a vector env. The driver (parent) calls the actor's methods:
 
 driver                                   actor
 ------                                   -----

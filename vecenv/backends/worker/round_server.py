@@ -1,4 +1,4 @@
-"""`RoundServer`: serves rounds (steps, resets) and method calls in a worker, over any transport."""
+"""`RoundServer`: serves rounds (steps, resets) and method calls in a worker, over shared memory or frames."""
 
 from __future__ import annotations
 
