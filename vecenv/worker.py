@@ -96,24 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(stream: WorkerStream, start: dict[str, Any]) -> None:
     seeds = seed_of_numpy, seed_of_python = start["seeds"]
     seed_generators((seed_of_numpy, seed_of_python))
-    nothing: Any = None
     env_fns: list[Callable[[], Any]] = [partial(_make, name, kwargs) for name, kwargs in start["envs"]]
-    args = WorkerArgs(
-        index=0,
-        place=0,
-        num_workers=1,
-        first_id=start["first_id"],
-        count=len(env_fns),
-        eager=start["eager"],
-        shares_block=False,
-        spare_envs=0,
-        control=nothing,
-        stacks=nothing,
-        setup=WorkerSetup(env_fns, []),
-        seeds=seeds,
-        server=CommandServer,
-        server_args=None,
-    )
+    args = WorkerArgs(WorkerSetup(env_fns, []), start["first_id"], start["eager"], seeds, CommandServer)
     serve(args, stream, stream.line)
 
 

@@ -188,20 +188,19 @@ class WorkerPool:
         worker.ready = worker.reason = worker.problems = None
         env_fns = self._env_fns[worker.start : worker.stop]
         args = WorkerArgs(
+            WorkerSetup(env_fns, registered, states=self._states, large=self.large, reporting=self._reporting),
+            worker.start,
+            self.eager,
+            worker_seeds(worker.index),
+            self._owner.server,
+            self._owner.server_args(worker),
             index=worker.index,
             place=worker.place,
             num_workers=len(self.workers),
-            first_id=worker.start,
-            count=len(worker.ids),
-            eager=self.eager,
             shares_block=self.extra_workers > 0,
             spare_envs=self.spare_envs,
             control=Descriptor(self.control.fd),
             stacks=Descriptor(worker.stacks),
-            setup=WorkerSetup(env_fns, registered, states=self._states, large=self.large, reporting=self._reporting),
-            seeds=worker_seeds(worker.index),
-            server=self._owner.server,
-            server_args=self._owner.server_args(worker),
             imports=running_files(not self.pickles),
         )
         worker.launch(self, args)

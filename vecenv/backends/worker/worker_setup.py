@@ -182,22 +182,22 @@ def registered_envs() -> list[bytes]:
 
 @dataclass
 class WorkerArgs:
-    index: int
-    place: int
-    """Index of the worker's block of envs."""
-    num_workers: int
-    first_id: int
-    count: int
-    eager: bool
-    shares_block: bool
-    """True if another worker may serve envs of the block (see `Recycler`)."""
-    spare_envs: int
-    control: Descriptor
-    stacks: Descriptor
     setup: WorkerSetup
+    first_id: int
+    eager: bool
     seeds: tuple[bytes, bytes]
     server: Any
-    server_args: Any
+    server_args: Any = None
+    index: int = 0
+    place: int = 0
+    """Index of the worker's block of envs."""
+    num_workers: int = 1
+    shares_block: bool = False
+    """True if another worker may serve envs of the block (see `Recycler`)."""
+    spare_envs: int = 0
+    control: Any = None
+    """`Descriptor` of the file of `Control`, and that of the file for stacks. A worker command has neither."""
+    stacks: Any = None
     method: str = ""
     imports: frozenset[str] = frozenset()
     """`running_files` of the parent."""
