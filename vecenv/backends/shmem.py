@@ -68,7 +68,6 @@ class ShmemServer(RoundServer):
         super().__init__(args, host, channel, line)
         self._shared: ShmemArgs = args.server_args
         self._handled = 0
-        self._payloads: dict[int, bytes] = {}
         self._num_workers = 0 if args.eager else args.num_workers - args.shares_block
         self._place, self._shares_block = args.place, args.shares_block
         control, w = Control(args.num_workers, args.control.fd), args.index
@@ -114,7 +113,7 @@ class ShmemServer(RoundServer):
                 if frame.kind == messages.SYNC:  # the counts may include unsent rounds and frames, after an interrupt
                     announced = seen = rounds[0] + full[0]
                     self._handled = int.from_bytes(frame.payload, "little")
-                    self._payloads = {}
+                    self.payloads = {}
                 if self._serve_frame(frame):
                     return
             if announced != seen:
@@ -156,7 +155,7 @@ class ShmemServer(RoundServer):
 
     def _serve_frame(self, frame: Frame) -> bool:
         if frame.kind == messages.PAYLOADS:
-            self._payloads.update(self.code.loads(frame.payload))
+            self.payloads.update(self.code.loads(frame.payload))
             return False
         return self.handle(frame)
 
@@ -164,10 +163,7 @@ class ShmemServer(RoundServer):
         if self._shares_block and (owners := self._block.owner.tobytes()) != self._owns_all:
             owned = (np.frombuffer(owners, self._block.owner.dtype) == self._index).tolist()
             asked = bytes(op if own else opcodes.IDLE for op, own in zip(asked, owned, strict=True))
-        self.serve_round(asked, self._block.action, self._payload, self._answer)
-
-    def _payload(self, j: int, op: int) -> Any:
-        return self.load_payload(j, op, self._payloads.pop(j))
+        self.serve_round(asked, self._block.action, self._answer)
 
     def _answer(self, ids: Sequence[int], extras: dict[int, Extra]) -> None:
         """Write status bytes, then send extras, so that the parent reads extras while this worker sends them.

@@ -63,12 +63,8 @@ class SubprocServer(RoundServer):
         for array in self._actions:
             start, end = end, end + array.nbytes
             array[...] = as_rows(payload[start:end], array, self.count)
-        payloads = self.code.loads(payload[end:]) if len(payload) > end else {}
-
-        def load(j: int, op: int) -> Any:
-            return self.load_payload(j, op, payloads[j])
-
-        self.serve_round(ops, self._block.action, load, self._answer)
+        self.payloads = self.code.loads(payload[end:]) if len(payload) > end else {}
+        self.serve_round(ops, self._block.action, self._answer)
 
     def _answer(self, ids: Any, extras: dict[int, Extra]) -> None:
         self.line[DOING] = SENDING
@@ -135,30 +131,18 @@ class SubprocBackend(ProcessBackend):
         status, pool = self.arena.status, self.pool
         asked = np.zeros(len(status), dtype=np.uint8)
         asked[... if ids is None else ids] = ops
-        if pool.is_shared:
-            self._send_parts(asked, payloads)
-            return
         all_ops = asked.tobytes()
         for worker, block in zip(pool.workers, self._blocks, strict=True):
             mine = all_ops[block.rows]
-            if ids is not None and not any(mine):
-                continue
-            if worker.alive:
+            if pool.is_shared:
+                mine = bytes(op if i in worker.hosted else opcodes.IDLE for i, op in zip(worker.ids, mine, strict=True))
+            if any(mine) and worker.alive:
                 rest = pool.encode_own(worker, payloads) if payloads else b""
                 pool.post(worker, messages.ROUND, 0, mine, *block.actions, rest)
-            if ids is None:
-                block.status[:] = mine
-            else:
-                np.copyto(status[block.rows], asked[block.rows], where=asked[block.rows] > 0)
-
-    def _send_parts(self, asked: np.ndarray, payloads: Mapping[int, Any]) -> None:
-        """Send operations while two workers serve the envs of a block."""
-        for worker in self.pool.workers:
-            mine = bytes(int(asked[i]) if i in worker.hosted else opcodes.IDLE for i in worker.ids)
-            if any(mine) and worker.alive:
-                actions = self._blocks[worker.index].actions
-                self.pool.post(worker, messages.ROUND, 0, mine, *actions, self.pool.encode_own(worker, payloads))
-        np.copyto(self.arena.status, asked, where=asked > 0)
+        if ids is None:
+            status[...] = asked
+        else:
+            status[ids] = ops
 
     def _spin(self, done: Callable[[], bool]) -> bool:
         pool = self.pool

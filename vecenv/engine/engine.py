@@ -142,7 +142,7 @@ class Engine:
     @is_one_call
     def step(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> Any:
         self._send(action, ids, reset, autoreset, kwargs)
-        return self._receive(False)
+        return self._receive()
 
     def send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
         """Check and start steps of the envs `ids` (`None`: all), or resets if `action` is None.
@@ -152,14 +152,6 @@ class Engine:
         if action is None and (ids is None or len(ids) == self.env_num):
             self.recover()
         self._send_alone(action, ids, reset, autoreset, kwargs)
-
-    @is_one_call
-    def _send_alone(self, *arguments: Any) -> None:
-        self._send(*arguments)
-
-    @is_one_call
-    def receive(self, by_id: bool = False) -> Any:
-        return self._receive(by_id)
 
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
         """Reset the envs `ids` (`None`: all), and return (obs, info). Wait for all these envs, even with `wait_num`."""
@@ -219,7 +211,9 @@ class Engine:
         self.status.rounds_in_flight.append(ids)
         self.statistics.call_seconds += perf_counter() - begin
 
-    def _receive(self, by_id: bool) -> Any:
+    _send_alone = is_one_call(_send)
+
+    def _receive(self, by_id: bool = False) -> Any:
         self.check_open()
         status = self.status
         ids: np.ndarray | None = None
@@ -241,6 +235,8 @@ class Engine:
             asked = ids.tolist()
         taken = self._take(ids, asked)
         return self.results.rows_by_id(ids, taken) if by_id else self.results.rows(ids, asked, taken)
+
+    receive = is_one_call(_receive)
 
     def _start_steps(
         self, ids: np.ndarray | None, action: Any, reset: Any, autoreset: Any, kwargs: dict[str, Any]

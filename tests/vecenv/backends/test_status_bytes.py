@@ -88,13 +88,13 @@ def test_a_round_is_done_with_the_payloads_that_were_sent_for_it():
             self[FRAMES] = super().__getitem__(FRAMES) + 1
 
     def one_round(round, *args):
-        done.append(dict(server._payloads))
+        done.append(dict(server.payloads))
         server.line.post(messages.CLOSE)
 
     frames, done = [], []
     server = object.__new__(ShmemServer)
     server.line, server._rounds, server._status = Line([0] * LINE), [0], memoryview(bytearray(1))
-    server._handled, server._payloads = 0, {}
+    server._handled, server.payloads = 0, {}
     server._full, server._shared = [0], SimpleNamespace(rounds_before=0)
     server.handle = lambda frame: frame.kind == messages.CLOSE
     server.timed = one_round

@@ -129,6 +129,8 @@ class RoundServer(BlockRounds, ABC):
         super().__init__(host, len(args.setup.env_fns), args.eager, line, self._send_warning)
         self.channel = channel
         self.first_id = args.first_id
+        self.payloads: dict[int, Any] = {}
+        """Encoded actions and arguments that do not fit the arena, by index of the env."""
 
     @abstractmethod
     def bind(self, layout: Layout) -> None:
@@ -138,8 +140,8 @@ class RoundServer(BlockRounds, ABC):
     def serve(self, channel: Channel) -> None:
         """Serve until a CLOSE frame has been handled."""
 
-    def serve_round(self, asked: bytes, action: Any, payload: Payload, answer: Answer) -> None:
-        self.run_block(asked, action, payload, answer)
+    def serve_round(self, asked: bytes, action: Any, answer: Answer) -> None:
+        self.run_block(asked, action, self._payload, answer)
         if self.host.spares is not None:
             self.host.spares.prepare(asked, self.host.seeds)
 
@@ -207,9 +209,9 @@ class RoundServer(BlockRounds, ABC):
                 results[j] = self.code.pack(capture(TypeError(text), env_id, op, local=False))
         return self.code.dumps(results)
 
-    def load_payload(self, j: int, op: int, blob: Any) -> Any:
+    def _payload(self, j: int, op: int) -> Any:
         try:
-            return self.code.unpack(blob)
+            return self.code.unpack(self.payloads.pop(j))
         except BaseException as error:
             env_id, name, what = self.first_id + j, "reset", "arguments"
             if op & opcodes.PLAIN == opcodes.STEP_OBJECT:
