@@ -56,7 +56,7 @@ def test_an_env_that_is_answered_for_alone_is_run_alone(op, monkeypatch):
     monkeypatch.setattr(hosts, "copy_actions", lambda rows, k: copied.append(k) or real(rows, k))
     host = hosts.EnvHost(counting(n), 0, local=False)
     reports = host.construct()
-    args = SimpleNamespace(first_id=0, count=n, eager=True)
+    args = SimpleNamespace(first_id=0, eager=True)
     server = SubprocServer(args, host, None, [0] * 8)
     server.bind(common_layout([r.observation_space for r in reports], [r.action_space for r in reports]))
     answers = []

@@ -126,7 +126,7 @@ class RoundServer(BlockRounds, ABC):
     infos: InfoWriter
 
     def __init__(self, args: WorkerArgs, host: EnvHost, channel: WorkerChannel, line: Any) -> None:
-        super().__init__(host, len(args.setup.env_fns), args.eager, line, self._send_warning)
+        super().__init__(host, len(host.envs), args.eager, line, self._send_warning)
         self.channel = channel
         self.first_id = args.first_id
         self.payloads: dict[int, Any] = {}
