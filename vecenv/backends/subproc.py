@@ -135,7 +135,7 @@ class SubprocBackend(ProcessBackend):
         for worker, block in zip(pool.workers, self._blocks, strict=True):
             mine = all_ops[block.rows]
             if pool.is_shared:
-                mine = bytes(op if i in worker.hosted else opcodes.IDLE for i, op in zip(worker.ids, mine, strict=True))
+                mine = bytes(op if i in worker.hosted else opcodes.IDLE for i, op in enumerate(mine, worker.start))
             if any(mine) and worker.alive:
                 rest = pool.encode_own(worker, payloads) if payloads else b""
                 pool.post(worker, messages.ROUND, 0, mine, *block.actions, rest)
