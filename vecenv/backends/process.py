@@ -114,7 +114,6 @@ class ProcessBackend(Backend):
         """Return the arguments of `server` for a worker that starts."""
 
     def _build(self, layout: Layout) -> Arena:
-        """Build the arena in this process."""
         return Arena.build(layout, self._n)
 
     def _serve(self, worker: WorkerHandle) -> None:
@@ -307,15 +306,11 @@ class ProcessBackend(Backend):
                 self._recycler.attributes.setdefault(i, {})[name] = blobs[i]
         for w in sorted({int(self.pool.worker_of[i]) for i in ids}):
             worker = self.pool.workers[w]
-            self._request(worker, call, worker.own(blobs))
+            self.request(worker, call, worker.own(blobs))
         return call
 
-    def request(self, worker: WorkerHandle, ids: Sequence[int], op: str, blobs: Mapping[int, bytes]) -> EnvCall:
-        call = EnvCall(ids, op)
-        self._request(worker, call, {i - worker.start: blob for i, blob in blobs.items()})
-        return call
-
-    def _request(self, worker: WorkerHandle, call: EnvCall, blobs: Mapping[int, bytes]) -> None:
+    def request(self, worker: WorkerHandle, call: EnvCall, blobs: Mapping[int, bytes]) -> None:
+        """Send the encoded arguments of a call to a worker, by index of the env."""
         ids = [worker.start + j for j in blobs]
         if worker.alive:
             self._number += 1

@@ -203,8 +203,10 @@ class Recycler:
         self._values(self._request(worker, "adopt", states))
 
     def _request(self, worker: WorkerHandle, op: str, args: dict[int, tuple[Any, ...]]) -> EnvCall:
-        ids = list(args)
-        return self._backend.request(worker, ids, op, self._backend.encode(ids, 0, None, args))
+        call = EnvCall(list(args), op)
+        blobs = self._backend.encode(call.ids, 0, None, args)
+        self._backend.request(worker, call, {i - worker.start: blob for i, blob in blobs.items()})
+        return call
 
     def _values(self, call: EnvCall) -> dict[int, Any]:
         self._backend.wait(call.done, None)
