@@ -223,9 +223,9 @@ def test_a_game_goes_on_after_a_lost_life_as_in_the_bare_pool(make, how, num_env
         (TypeError, "autoreset=True", lambda venv: venv.step([0, 0, 0], autoreset=True)),
         (TypeError, "takes only seed", lambda venv: venv.reset(options={"x": 1})),
         (TypeError, "takes only seed", lambda venv: venv.reset(length=3)),
-        (ValueError, "for all its 3 envs at once", lambda venv: venv.reset([0], seed=1)),
-        (ValueError, "for all its 3 envs at once", lambda venv: venv.reset([0, 1], seed=[1, 2])),
-        (ValueError, "for all its 3 envs at once", lambda venv: venv.reset(seed=[1, None, 2])),
+        (ValueError, "of all its 3 envs at once", lambda venv: venv.reset([0], seed=1)),
+        (ValueError, "of all its 3 envs at once", lambda venv: venv.reset([0, 1], seed=[1, 2])),
+        (ValueError, "of all its 3 envs at once", lambda venv: venv.reset(seed=[1, None, 2])),
         (ValueError, "seeds all its envs together", lambda venv: venv.seed([1, None, 2])),
     ],
 )
