@@ -24,7 +24,12 @@ import vecenv.engine.lifetime
 from tests.support.backends import BACKENDS, ON_RAY, PROCESS_BACKENDS, and_ray, on_this_node, one_of
 from tests.support.cases import custom
 from tests.support.commands import CommandVectorEnv
-from tests.support.ctrl_c import interrupt_at_random, interrupted, interrupting
+from tests.support.ctrl_c import (
+    interrupt_at_random,
+    interrupt_in_request_to_forkserver,
+    interrupted,
+    interrupting,
+)
 from tests.support.faulty import Counter, DiesOnReset, HangsInInit, HangsOnStep, RaisesElsewhere, counters
 from tests.support.ledger import CLOSED, STARTED, gone, kill, pids, wait_until
 from tests.support.local_ray import FAR, NEAR
@@ -34,6 +39,7 @@ from vecenv import (
     InterruptedCallError,
     RayVectorEnv,
     RowWiseWrapper,
+    ShmemVectorEnv,
     VectorEnvError,
     WorkerDiedError,
     from_gymnasium,
@@ -240,6 +246,32 @@ def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one
             assert not pool.workers[0].alive
             venv.reset()
             assert venv.step([0])[0][:, 2].tolist() == [1]
+
+
+def end_program(*_: Any) -> None:
+    raise SystemExit
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("cause", ["restart", "recycling"])
+def test_an_interrupt_while_the_forkserver_is_asked_for_a_worker_ends_no_other_worker(cause: str, number: int) -> None:
+    """The forkserver would end all workers with it."""
+    before = signal.signal(signal.SIGTERM, end_program)
+    options = {"recycle_after": 1} if cause == "recycling" else {}
+    try:
+        with ShmemVectorEnv(counters(2)) as other, ShmemVectorEnv(counters(2), num_workers=2, **options) as venv:
+            first, both = pids(other), np.ones(2, bool)
+            venv.reset()
+            if cause == "restart":
+                kill(pids(venv)[0])
+            rounds = (venv.step([0, 0], reset=both) for _ in range(10_000))
+            with pytest.raises((KeyboardInterrupt, SystemExit)), interrupt_in_request_to_forkserver(number):
+                list(rounds)
+            usable(venv)
+            other.reset()
+            assert pids(other) == first
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("moment", ["restart", "send"])
