@@ -423,6 +423,19 @@ def test_a_wrapper_that_does_not_await_is_refused(wrap: Any) -> None:
             backend([lambda: wrap(Gated(0))])
 
 
+class SeedsByCoroutine(Gated):
+    async def seed(self, seed: int) -> None:
+        self.notes.append(seed)
+
+
+def test_a_coroutine_seed_is_refused() -> None:
+    with ThreadVectorEnv([partial(Gated, 0), partial(SeedsByCoroutine, 1)]) as venv:
+        with pytest.raises(TypeError, match=r"seed\(\) of .* is a coroutine function.* leave seed\(\) out") as caught:
+            venv.seed(3)
+        assert caught.value.__notes__[0].startswith("env 1")
+        venv.reset(seed=3)
+
+
 def test_wrappers_that_await_and_wrappers_with_a_loop_of_their_own_work() -> None:
     with ThreadVectorEnv([lambda: Awaits(Gated(1))]) as venv:
         assert venv.reset()[1][0]["wrapped"]

@@ -712,10 +712,18 @@ def _in_the_copy(venv: Any, leave: str) -> None:
 
 
 HOW_SIGINT_IS_TAKEN = """
-import psutil, vecenv
+import sys, threading, psutil, vecenv
 from vecenv.testing import CountingEnv
+open_venvs = []
 for context in ("fork", "spawn", "forkserver"):
-    with vecenv.ShmemVectorEnv([CountingEnv] * 2, num_workers=2, context=context) as venv:
+    fill = lambda: open_venvs.append(vecenv.ShmemVectorEnv([CountingEnv] * 2, num_workers=2, context=context))
+    thread = threading.Thread(target=fill)
+    if sys.argv[1] == "thread":
+        thread.start()
+        thread.join()
+    else:
+        fill()
+    with open_venvs.pop():
         for child in psutil.Process().children(recursive=True):
             with open(f"/proc/{child.pid}/status") as status:
                 masks = dict(line.split(":") for line in status)
@@ -727,9 +735,10 @@ for context in ("fork", "spawn", "forkserver"):
 
 @FULL
 @pytest.mark.skipif(sys.platform != "linux", reason="signal masks are read from /proc")
-def test_whatever_is_started_never_sees_control_c() -> None:
+@pytest.mark.parametrize("starter", ["main", "thread"])
+def test_whatever_is_started_never_sees_control_c(starter: str) -> None:
     """The workers and the forkserver block SIGINT. Python's resource tracker handles the signal itself."""
-    lines = python("-W", "ignore", "-c", HOW_SIGINT_IS_TAKEN).splitlines()
+    lines = python("-W", "ignore", "-c", HOW_SIGINT_IS_TAKEN, starter).splitlines()
     assert [line.count("1") >= 2 for line in lines] == [True] * 3
     assert [line.count("0") for line in lines] == [0, 1, 1]
 

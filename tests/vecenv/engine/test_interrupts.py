@@ -11,11 +11,13 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import resource_tracker, util
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium.vector import AutoresetMode
 
@@ -233,6 +235,14 @@ def test_an_interrupted_constructor_leaves_no_worker(
     with interrupting(of or handle_of(remote_backend), moment, first=of is not None):
         remote_backend([partial(Counter, 0), partial(HangsInInit, 1)], num_workers=2)
     assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
+
+
+def test_an_interrupt_while_a_worker_is_spawned_leaves_no_worker() -> None:
+    resource_tracker.ensure_running()
+    before = psutil.Process().children()
+    with interrupting(util, "spawnv_passfds"):
+        ShmemVectorEnv(counters(1), context="spawn")
+    assert not set(psutil.Process().children()) - set(before)
 
 
 def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one(remote_backend: Any) -> None:
