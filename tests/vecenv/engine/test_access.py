@@ -318,6 +318,15 @@ class TestSeeds:
             venv.seed(7)
             assert venv.step([0, 0, 0])[0][:, 1:4].tolist() == [[0, 1, 7], [0, 1, 8], [0, 1, 9]]
 
+    def test_a_reset_after_seeding_plays_the_second_episode(self):
+        with DummyVectorEnv(["CartPole-v1"] * 2) as venv:
+            venv.seed(0)
+            obs, _ = venv.reset()
+        for i, row in enumerate(obs):
+            env = gymnasium.make("CartPole-v1")
+            env.reset(seed=i)
+            assert np.array_equal(row, env.reset()[0])
+
     def test_an_envs_own_seed_method_is_used_and_is_no_reset(self):
         with DummyVectorEnv([OwnSeed, OwnSeed], strict=True) as venv:
             venv.seed(5)

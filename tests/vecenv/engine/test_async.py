@@ -40,6 +40,7 @@ class TestWaitNum:
         with DummyVectorEnv(counting(5), wait_num=1) as venv:
             venv.reset()
             assert ids_of(venv.step([0] * 5)) == [0, 1, 2, 3, 4]
+            assert ids_of(venv.step([0] * 3, [3, 0, 2])) == [0, 2, 3]
 
     def test_custom_workers_are_waited_for_by_their_own_wait(self):
         asked = []
@@ -71,9 +72,10 @@ class TestWaitNum:
 
 
 class TestResetsInAsyncMode:
-    def test_envs_reset_at_the_same_time(self, remote_backend):
+    @pytest.mark.parametrize("options", [{}, {"wait_num": 1}, {"timeout": 1e-3}], ids=repr)
+    def test_envs_reset_at_the_same_time(self, remote_backend, options):
         """All envs reach their gates before a gate opens, so no env waits for a different env."""
-        with Gates(4) as gates, remote_backend(gates.env_fns, num_workers=4) as venv:
+        with Gates(4) as gates, remote_backend(gates.env_fns, num_workers=4, **options) as venv:
 
             def let_through():
                 for i in range(4):

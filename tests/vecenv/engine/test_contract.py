@@ -4,15 +4,20 @@
 """
 
 import copy
+import gc
 import pickle
 import threading
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 
 from tests.support.cases import Records, counting
-from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv
+from tests.support.faulty import counters
+from tests.support.ledger import gone, pids, wait_until
+from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.testing.model import ReferenceEnvs
 
@@ -167,3 +172,22 @@ class TestLife:
     def test_pickling_and_copying_are_refused(self, duplicate):
         with DummyVectorEnv(counting(2)) as venv, pytest.raises(TypeError, match="cannot be pickled or copied"):
             duplicate(venv)
+
+    @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="context switches are read from /proc")
+    @pytest.mark.parametrize("make", [ShmemVectorEnv, SubprocVectorEnv])
+    def test_workers_without_work_sleep(self, make):
+        with make(counters(2), num_workers=2) as venv:
+            venv.reset()
+            venv.step([0, 0])
+            workers = [psutil.Process(pid) for pid in pids(venv)]
+            wait_until(lambda: all(worker.status() == psutil.STATUS_SLEEPING for worker in workers))
+            before = [worker.num_ctx_switches() for worker in workers]
+            sum(range(10**7))  # some time passes
+            assert [worker.num_ctx_switches() for worker in workers] == before
+
+    def test_a_vector_env_without_references_is_closed(self):
+        venv = ShmemVectorEnv(counters(2), num_workers=2)
+        workers = pids(venv)
+        with pytest.warns(ResourceWarning, match="unclosed ShmemVectorEnv"):
+            venv = gc.collect()
+        assert all(gone(pid) for pid in workers)

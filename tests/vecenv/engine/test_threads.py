@@ -17,7 +17,7 @@ import pytest
 
 import vecenv.engine.lifetime
 from tests.support.backends import BACKENDS, PROCESS_BACKENDS, and_ray
-from tests.support.faulty import counters
+from tests.support.faulty import Counter, counters
 from tests.support.ledger import CLOSED, wait_until
 from tests.support.threads import beside
 from vecenv import (
@@ -236,3 +236,16 @@ def test_a_call_that_another_thread_closes_raises_nothing_but_a_closed_error(bac
             time.sleep(rng.uniform(0, 0.005))  # a random instant of the rounds, not an order of events
             venv.close()
         assert [type(error) for error in outcome] == [ClosedError]
+
+
+def test_an_env_that_calls_its_own_vector_env_gets_an_error() -> None:
+    class Calls(Counter):
+        def on_step(self) -> None:
+            venv.alive()
+            venv.step([0])
+
+    for make in (DummyVectorEnv, ThreadVectorEnv):
+        with make([partial(Calls, 0)]) as venv:
+            venv.reset()
+            with pytest.raises(ConcurrentCallError):
+                venv.step([0])
