@@ -141,6 +141,7 @@ def assert_accounted(collector: RayCollector, *batches: Rollout) -> None:
 
 
 class TestBatches:
+    @pytest.mark.guarantee("G10.16", "G10.18")
     @pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
     @pytest.mark.parametrize(
         ("env_fns", "frames", "broken"),
@@ -354,6 +355,7 @@ class TestFailures:
             assert (collector.stats().weight_puts, collector.stats().restarts) == (1, 1)
             assert_accounted(collector, first, batch)
 
+    @pytest.mark.guarantee("G10.6")
     @pytest.mark.parametrize("sync", [True, False])
     def test_a_rollout_that_ends_early_is_delivered_and_its_actor_moves(self, ray: LocalRay, sync: bool) -> None:
         """As when Ray announces the end of the host, here after the first batch."""

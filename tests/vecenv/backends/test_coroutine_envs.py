@@ -143,6 +143,7 @@ def test_wait_num_returns_the_envs_that_are_ready_and_a_timeout_what_there_is() 
         assert 1 not in ready
 
 
+@pytest.mark.guarantee("G8.7")
 @pytest.mark.parametrize("options", [{}, {"wait_num": 1}], ids=str)
 def test_step_timeout_cancels_the_task_and_names_the_env_and_its_line(options: Any) -> None:
     notes: list[Any] = []
@@ -212,6 +213,7 @@ def test_an_env_that_blocks_the_event_loop_is_named_in_the_error_of_each_env_tha
         assert venv.step([0] * 20)[0][:, 2].tolist() == [1] * 20
 
 
+@pytest.mark.guarantee("G8.9")
 def test_failed_steps_are_absorbed_with_on_error_restart() -> None:
     notes: list[Any] = []
     with make_gated(3, notes, step_timeout=LIMIT, on_error="restart") as venv:
@@ -242,6 +244,7 @@ class Raises(Coroutines):
         return result
 
 
+@pytest.mark.guarantee("G8.2")
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -331,6 +334,7 @@ class IgnoresCancel(Coroutines):
         return super().step(action)
 
 
+@pytest.mark.guarantee("G9.3")
 def test_close_is_bounded_though_a_step_goes_on_after_its_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert vecenv.engine.lifetime.CLOSE_TIMEOUT == 5
     monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)

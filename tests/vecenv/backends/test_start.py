@@ -133,6 +133,7 @@ def python(*arguments: str, stdin: str | None = None, cwd: Path = ROOT, **option
     return done.stdout
 
 
+@pytest.mark.guarantee("G9.13")
 @pytest.mark.parametrize(
     ("how", "context"),
     [
@@ -194,6 +195,7 @@ with vecenv.ShmemVectorEnv([envs.Mine] * 2, context=envs.CONTEXT) as venv:
 """
 
 
+@pytest.mark.guarantee("G9.16")
 @pytest.mark.parametrize("context", ["forkserver", *full(["spawn"])])
 @pytest.mark.parametrize("script", ["main.py", *full(["envs.py"])])
 def test_a_module_whose_import_makes_vector_envs_without_end_is_named(
@@ -367,6 +369,7 @@ def test_a_kernel_without_pidfds_will_do(column: Column, context: str, monkeypat
         ledger.begin()
 
 
+@pytest.mark.guarantee("G9.14")
 @columns("blocks", only=ShmemVectorEnv)
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 @fork_may_warn
@@ -582,6 +585,7 @@ def test_no_worker_repeats_another(column: Column, context: str) -> None:
     assert len(set(numbers)) == 12
 
 
+@pytest.mark.guarantee("G6.7")
 @pytest.mark.usefixtures("own_generators")
 def test_the_generators_of_workers_follow_from_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A seeded generator gives the same numbers in every run. An unseeded generator gives new numbers."""

@@ -73,6 +73,7 @@ def usable(venv: Any) -> None:
     assert (venv.waiting_id, venv.failed_id) == ([], [])
 
 
+@pytest.mark.guarantee("G8.17")
 def test_after_an_interrupt_in_the_engine_a_reset_makes_all_usable(backend: Any) -> None:
     calls: dict[str, Callable[[], Any]] = {
         "step": lambda: venv.step(ACTIONS),
@@ -139,6 +140,7 @@ def refused(venv: Any) -> None:
             call()
 
 
+@pytest.mark.guarantee("G8.14")
 @pytest.mark.parametrize("call", ["step", "partial", "recv", "reset", "call"])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_after_an_interrupted_call_all_calls_but_a_reset_of_all_envs_are_refused(call: str, wrapped: bool) -> None:
@@ -163,6 +165,7 @@ def test_after_an_interrupted_call_all_calls_but_a_reset_of_all_envs_are_refused
             usable(envs)
 
 
+@pytest.mark.guarantee("G8.14")
 def test_a_signal_handler_that_raises_any_exception_interrupts() -> None:
     class Late(Exception):
         pass
@@ -196,6 +199,7 @@ def test_the_recovery_of_an_engine_makes_resets_of_some_envs_possible(on_error: 
         assert venv.step([0] * 3)[0][:, 2].tolist() == [1, 1, 1]
 
 
+@pytest.mark.guarantee("G8.16")
 def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
     remote_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -214,6 +218,7 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
         assert venv.stats()["restarts"] == 1  # of the worker with env 1
 
 
+@pytest.mark.guarantee("G8.15")
 def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(remote_backend: Any) -> None:
     with remote_backend(counters(3), wait_num=1) as venv:
         venv.reset()
@@ -225,6 +230,7 @@ def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(remo
         assert len(venv.step([0] * 3)[0]) >= 1
 
 
+@pytest.mark.guarantee("G8.20")
 def test_an_interrupt_between_send_and_recv_discards_nothing() -> None:
     with ShmemVectorEnv(counters(2), num_workers=2) as venv:
         venv.reset()

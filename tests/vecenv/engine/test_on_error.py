@@ -38,6 +38,7 @@ def absorbed(venv: Any, env_id: int, how: str) -> Any:
     return truncated.tolist()
 
 
+@pytest.mark.guarantee("G8.9")
 def test_a_failure_is_absorbed_five_times_per_minute_and_env() -> None:
     with DummyVectorEnv(ENV_FNS, on_error="restart") as venv:
         venv.reset()
@@ -50,6 +51,7 @@ def test_a_failure_is_absorbed_five_times_per_minute_and_env() -> None:
         assert absorbed(venv, 0, "raise") == [True, False]
 
 
+@pytest.mark.guarantee("G8.12")
 def test_the_death_of_a_worker_counts_for_the_env_that_was_running() -> None:
     with ShmemVectorEnv(ENV_FNS, num_workers=1, on_error="restart", max_restarts=1) as venv:
         venv.reset()
@@ -59,6 +61,7 @@ def test_the_death_of_a_worker_counts_for_the_env_that_was_running() -> None:
             absorbed(venv, 1, "die")
 
 
+@pytest.mark.guarantee("G8.10")
 def test_running_statistics_leave_out_the_row_of_a_failure() -> None:
     with VectorEnvNormObs(DummyVectorEnv(ENV_FNS, on_error="restart")) as venv:
         venv.reset()

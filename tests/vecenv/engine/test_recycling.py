@@ -44,6 +44,7 @@ def until(venv: Any, produced: Iterator[Any], recycled: int) -> list[Any]:
     return found + [next(produced) for _ in range(30)]
 
 
+@pytest.mark.guarantee("G8.13")
 @pytest.mark.parametrize("advance", [by_autoreset, by_reset, *full([by_seeded_autoreset, by_mask])])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_episodes_are_those_of_envs_that_are_never_replaced(kind: Any, advance: Any) -> None:
@@ -188,6 +189,7 @@ def test_a_new_worker_that_cannot_start_is_no_loss(tmp_path: Any, monkeypatch: A
     assert got == undisturbed(by_autoreset, len(got))
 
 
+@pytest.mark.guarantee("G8.5", "G8.11")
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("on_error", ["raise", "restart"])

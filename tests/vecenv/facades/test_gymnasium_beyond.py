@@ -34,6 +34,7 @@ class TestFinalInfoAsAList:
         assert "final_obs" not in infos
 
 
+@pytest.mark.guarantee("G7.8")
 @pytest.mark.parametrize(("mode", "extra"), [("NextStep", 0), ("SameStep", 3)])
 @pytest.mark.parametrize("reason", ["", "seeds", "workers", "wrapper"])
 def test_only_same_step_mode_needs_extra_rounds_and_only_for_a_reason(mode, extra, reason):
@@ -52,6 +53,7 @@ def test_only_same_step_mode_needs_extra_rounds_and_only_for_a_reason(mode, extr
 
 
 class TestSeedsOfEpisodes:
+    @pytest.mark.guarantee("G6.8")
     @pytest.mark.parametrize(("mode", "resets"), [("NextStep", [2, 1]), ("SameStep", [3, 2])])
     def test_every_autoreset_has_the_next_seed_of_its_env(self, mode, resets):
         env_fns = [lambda i=i: CountingEnv(i, length=2 + i) for i in range(2)]
