@@ -143,7 +143,7 @@ def check_shutdown(factory: Factory) -> None:
     _raises(RuntimeError, "", collector.next, "a batch after shutdown")
 
 
-CHECKS: dict[str, Callable[[Factory], None]] = {
+COLLECTOR_CHECKS: dict[str, Callable[[Factory], None]] = {
     name.removeprefix("check_"): check for name, check in [*vars().items()] if name.startswith("check_")
 }
 """Functions that check a guarantee, by name."""
@@ -154,13 +154,13 @@ def check_collector(factory: Factory, checks: Iterable[str] | None = None) -> No
 
     factory: function that returns a collector, and accepts the options `frames_per_batch` and `total_frames`. Its
         batches must be `Rollout`s or `FlatRollout`s.
-    checks: names in `CHECKS` (default: all).
+    checks: names in `COLLECTOR_CHECKS` (default: all).
 
     Raises AssertionError if a check fails.
     """
-    for name in CHECKS if checks is None else checks:
+    for name in COLLECTOR_CHECKS if checks is None else checks:
         try:
-            CHECKS[name](factory)
+            COLLECTOR_CHECKS[name](factory)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error
         except Exception as error:

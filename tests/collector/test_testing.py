@@ -14,7 +14,7 @@ import pytest
 
 from collector import AsyncDataCollector, Dataset, DatasetError, RecordEpisodes, SyncDataCollector
 from collector.store import dataset
-from collector.testing import CHECKS, check_collector, check_data_set
+from collector.testing import COLLECTOR_CHECKS, check_collector, check_data_set
 from tests.support.backends import full
 from tests.support.stored import episode, text_episode, tree_episode, write
 
@@ -26,7 +26,7 @@ COLLECTORS = [
 
 
 @pytest.mark.parametrize("make", COLLECTORS, ids=str)
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", COLLECTOR_CHECKS)
 def test_our_collectors_pass(check: str, make: Any) -> None:
     check_collector(make, [check])
 

@@ -27,7 +27,8 @@ LAYERS = """
     vecenv.running_mean_std < vecenv.venvs < vecenv.tuning < vecenv.wrappers < vecenv.norm_obs vecenv.creator <
     vecenv.envs < vecenv.transforms vecenv.facades < vecenv.sb3 vecenv.testing < vecenv < vecenv.__main__
     vecenv.worker < collector.basics < collector.batch collector.episodes collector.device < collector.store <
-    collector.policy < collector.collectors < collector.jobs collector.cluster < collector collector.__main__
+    collector.policy < collector.collectors < collector.jobs collector.cluster < collector.testing <
+    collector collector.__main__
 """
 ROWS = {entry: row for row, entries in enumerate(LAYERS.split("<")) for entry in entries.split()}
 PACKAGES = {"vecenv", "collector"}
@@ -47,6 +48,7 @@ SHARED = {
     "vecenv.ray_cluster": "Ray",
     "vecenv.seeds": "seeds of a process's generators",
     "vecenv.spinning_threads": "threads of OpenMP",
+    "vecenv.testing": "envs for tests",
     "vecenv.transforms": "transforms",
     "vecenv.tuning": "names of backends, and episodes that repeat",
     "vecenv.wrappers": "the methods that a wrapper overrides",

@@ -18,7 +18,7 @@ import torch
 from collector import ActorConfig, ExplorationType, RayCollector, Rollout, SyncDataCollector, set_exploration_type
 from collector.cluster import actor_pool, ray_collector
 from collector.cluster.cluster_stats import ActorStats, ClusterStats
-from collector.testing import CHECKS, check_collector
+from collector.testing import COLLECTOR_CHECKS, check_collector
 from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
 from tests.support.countdown import BreaksOnce, Countdown
 from vecenv import DummyVectorEnv, VectorEnvNormObs, WorkerDiedError, WorkerTimeoutError
@@ -509,7 +509,7 @@ def test_the_table_has_a_row_for_each_actor_and_their_sum() -> None:
     assert table.requested == 70 == table.delivered + table.lost + table.discarded + table.in_flight
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", COLLECTOR_CHECKS)
 @pytest.mark.parametrize("sync", [True, False])
 def test_it_passes_the_checks_of_collectors(check: str, sync: bool) -> None:
     check_collector(partial(RayCollector, num_actors=2, sync=sync), [check])
