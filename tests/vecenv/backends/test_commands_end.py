@@ -58,7 +58,6 @@ def processes_with(token):
     return found
 
 
-@pytest.mark.guarantee("G9.5")
 @pytest.mark.parametrize("what", ["starts", "hangs"])
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "close", "SIGKILL of the command"])
 def test_no_process_is_left(before, end, what, tmp_path):

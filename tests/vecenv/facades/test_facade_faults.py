@@ -70,7 +70,6 @@ def observed(result):
     return result[0] if isinstance(result, tuple) else result
 
 
-@pytest.mark.guarantee("G8.1", "G8.3")
 @pytest.mark.parametrize(("kind", "fault"), [*QUICK, *(pytest.param(*case, marks=FULL) for case in FURTHER)])
 def test_the_exception_names_the_env_leaves_the_others_intact_and_a_reset_heals(kind, fault):
     """V1: SB3's vector env hangs."""
