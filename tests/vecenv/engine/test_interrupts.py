@@ -230,17 +230,6 @@ def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(remo
         assert len(venv.step([0] * 3)[0]) >= 1
 
 
-@pytest.mark.guarantee("G8.20")
-def test_an_interrupt_between_send_and_recv_discards_nothing() -> None:
-    with ShmemVectorEnv(counters(2), num_workers=2) as venv:
-        venv.reset()
-        venv.send([3, 4])
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        assert venv.waiting_id == [0, 1]
-        assert venv.recv()[0][:, 2:].tolist() == [[1, 3], [1, 4]]
-
-
 @pytest.mark.parametrize(("of", "moment"), [(None, "launch"), (WorkerPool, "_await_ready")])
 def test_an_interrupted_constructor_leaves_no_worker(
     remote_backend: Any, of: Any, moment: str, monkeypatch: pytest.MonkeyPatch
@@ -272,6 +261,17 @@ def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one
             assert not pool.workers[0].alive
             venv.reset()
             assert venv.step([0])[0][:, 2].tolist() == [1]
+
+
+@pytest.mark.guarantee("G8.20")
+def test_an_interrupt_between_send_and_recv_discards_nothing() -> None:
+    with ShmemVectorEnv(counters(2), num_workers=2) as venv:
+        venv.reset()
+        venv.send([3, 4])
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert venv.waiting_id == [0, 1]
+        assert venv.recv()[0][:, 2:].tolist() == [[1, 3], [1, 4]]
 
 
 def end_program(*_: Any) -> None:
