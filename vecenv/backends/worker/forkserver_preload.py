@@ -26,7 +26,7 @@ def _noted_fork() -> int:
     if pid:
         _workers.add(pid)
     else:
-        os.fork = _fork
+        os.fork, vars(reduction)["recvfds"] = _fork, _recvfds
         _workers.clear()
     return pid
 
@@ -44,7 +44,8 @@ def _recvfds_of_request(*args: Any) -> Any:
 
 
 def record_forks() -> None:
-    os.fork = _noted_fork
+    """Record the workers that this process forks, and survive interrupted requests. Its children do neither."""
+    os.fork, vars(reduction)["recvfds"] = _noted_fork, _recvfds_of_request
 
 
 def kill_workers() -> None:
@@ -63,7 +64,6 @@ if any("multiprocessing.forkserver import main" in argument for argument in sys.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit.register(kill_workers)
     record_forks()
-    vars(reduction)["recvfds"] = _recvfds_of_request
     # The workers' garbage collectors skip frozen objects, so that the memory pages stay shared.
     gc.collect()
     gc.freeze()
