@@ -17,7 +17,8 @@ BUILD_SITE = $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --bu
 PAGES := README.md CONTRIBUTING.md $(wildcard docs/*.md docs/*/*.md)
 
 # `make check` runs these.
-QUICK_TESTS := tests/project/test_layers.py tests/project/test_import.py tests/project/test_examples.py
+QUICK_TESTS := tests/project/test_layers.py tests/project/test_import.py tests/project/test_examples.py \
+	tests/project/test_guarantees.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
