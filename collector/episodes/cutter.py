@@ -62,26 +62,22 @@ class EpisodeCutter:
         rows = _GridRows(batch, mask, runs) if isinstance(batch, Rollout) else _FlatRows(batch, runs)
         ended = ended[rows.order(ended) if order is None else _ranks(runs.traj_id[ended], order)]
         columns = rows.columns | {"info": {key: rows.objects(key) for key in self._info_keys}}
-        arrays = [nest.as_array(leaf) for leaf in nest.leaves(columns)]
-        earlier = self._move_parts(arrays, runs, rows, ended, going_on)
+        earlier = self._move_parts(columns, runs, rows, ended, going_on)
         number = seed = np.full(len(ended), -1)
         if (seeds := batch.extras.get(EPISODE_SEED)) is not None:
             number, seed = runs.traj_id[ended], nest.as_array(seeds)[mask][runs.start[ended]]
         lengths = (runs.before + runs.stop - runs.start)[ended]
         about = {"lengths": lengths, "episode": number, "seed": seed, "env_id": runs.env[ended].astype(np.int32)}
-        return EpisodeBatch(**_join(columns, arrays, runs, rows, ended, earlier), **about)
+        return EpisodeBatch(**_join(columns, runs, rows, ended, earlier), **about)
 
-    def _move_parts(
-        self, arrays: list[np.ndarray], runs: Runs, rows: Any, ended: np.ndarray, going_on: np.ndarray
-    ) -> list[Parts]:
+    def _move_parts(self, columns: Any, runs: Runs, rows: Any, ended: np.ndarray, going_on: np.ndarray) -> list[Parts]:
         """Return the earlier parts of each ended episode. Keep copies of the runs that go on."""
         earlier = [self._parts.pop(env, []) if before else [] for env, before in _pairs(runs, ended)]
         kept = [self._parts.pop(env, []) if before else [] for env, before in _pairs(runs, going_on)]
-        first = rows.first[going_on]
-        last = first + (runs.stop - runs.start)[going_on] * rows.stride
-        for env, parts, *own in zip(runs.env[going_on].tolist(), kept, first.tolist(), last.tolist(), strict=True):
-            # A view would keep the whole batch in memory.
-            self._parts[env] = [*parts, [leaf[slice(*own, rows.stride)].copy() for leaf in arrays]]
+        for run, parts in zip(going_on.tolist(), kept, strict=True):
+            first, steps = int(rows.first[run]), int(runs.stop[run] - runs.start[run])
+            own = slice(first, first + steps * rows.stride, rows.stride)  # a view would keep the whole batch in memory
+            self._parts[int(runs.env[run])] = [*parts, [leaf[own].copy() for leaf in _arrays(columns)]]
         self._parts = {env: parts for env, parts in self._parts.items() if self._unfinished.ids[env] >= 0}
         return earlier
 
@@ -157,40 +153,35 @@ def _pairs(runs: Runs, which: np.ndarray) -> Iterable[tuple[int, int]]:
     return zip(runs.env[which].tolist(), runs.before[which].tolist(), strict=True)
 
 
-def _join(
-    columns: dict[str, Any],
-    arrays: list[np.ndarray],
-    runs: Runs,
-    rows: Any,
-    ended: np.ndarray,
-    earlier: list[Parts],
-) -> dict[str, Any]:
-    """Return the columns of the ended episodes: their rows in this batch, after their earlier parts.
+def _arrays(columns: dict[str, Any]) -> list[np.ndarray]:
+    return [nest.as_array(leaf) for leaf in nest.leaves(columns)]
 
-    arrays: the leaves of `columns`.
-    """
+
+def _join(columns: dict[str, Any], runs: Runs, rows: Any, ended: np.ndarray, earlier: list[Parts]) -> dict[str, Any]:
+    """Return the columns of the ended episodes: their rows in this batch, after their earlier parts."""
+    arrays = _arrays(columns)
     obs_count, stride, most = sum(1 for _ in nest.leaves(columns["obs"])), rows.stride, len(arrays[0]) - 1
-    first, steps = rows.first[ended], (runs.stop - runs.start)[ended]
-    at, obs_at = _ranges(first, steps, stride), _ranges(first, steps + 1, stride)
-    obs_at.clip(0, most, out=obs_at)  # the last row of each episode may be outside, and becomes `last_obs`
+    first, before, steps = rows.first[ended], runs.before[ended], (runs.stop - runs.start)[ended]
+    begins, obs_begins = np.cumsum(before + steps) - (before + steps), np.cumsum(steps + 1) - (steps + 1)
+    # Indices outside of a run are placeholders: below, earlier parts and `last_obs` overwrite these rows.
+    at = _ranges(first - before * stride, before + steps, stride).clip(0, most)
+    obs_at = _ranges(first, steps + 1, stride).clip(0, most)
     found = [nest.take(leaf, obs_at if i < obs_count else at) for i, leaf in enumerate(arrays)]
-    begins = [0, *np.cumsum(steps).tolist()]
-    nest.put(_like_tree(columns["obs"], found), np.cumsum(steps + 1) - 1, rows.last_obs(ended))
-
-    def between(start: int, stop: int) -> list[np.ndarray]:
-        """Return the rows of these ended episodes. Observations have one row more per episode."""
-        steps, obs = slice(begins[start], begins[stop]), slice(begins[start] + start, begins[stop] + stop)
-        return [leaf[obs if i < obs_count else steps] for i, leaf in enumerate(found)]
-
-    parts, done = Parts(), 0
-    for episode in runs.before[ended].nonzero()[0].tolist():
-        parts += [between(done, episode), *earlier[episode]] if episode > done else earlier[episode]
-        done = episode
-    parts.append(between(done, len(ended)))
-    of_steps = [np.concatenate([part[i] for part in parts]) for i in range(obs_count, len(arrays))]
-    whole = _like_tree({name: tree for name, tree in columns.items() if name != "obs"}, of_steps)
-    # Joining the observations would copy earlier ones a second time.
-    return {"obs_parts": [_like_tree(columns["obs"], part) for part in parts], **whole}
+    obs_parts, copied = list[Any](), 0  # without a second copy of earlier observations
+    for episode in np.flatnonzero(before).tolist():
+        row, obs_row = int(begins[episode]), int(obs_begins[episode])
+        if obs_row > copied:
+            obs_parts.append([leaf[copied:obs_row] for leaf in found[:obs_count]])
+        copied = obs_row
+        for part in earlier[episode]:
+            obs_parts.append(part[:obs_count])
+            for array, rows_before in zip(found[obs_count:], part[obs_count:], strict=True):
+                array[row : row + len(rows_before)] = rows_before
+            row += len(part[-1])
+    obs_parts.append([leaf[copied:] for leaf in found[:obs_count]])
+    whole = _like_tree(columns, found)
+    nest.put(obs := whole.pop("obs"), obs_begins + steps, rows.last_obs(ended))
+    return {"obs_parts": [_like_tree(obs, part) for part in obs_parts], **whole}
 
 
 def _like_tree(tree: Any, leaves: Iterable[Any]) -> Any:
