@@ -35,7 +35,7 @@ def pick(tree: Any, *index: np.ndarray) -> Any:
 
 
 def join(trees: Sequence[Any]) -> Any:
-    return nest.merge(np.concatenate, trees)
+    return nest.merge(lambda rows: nest.namespace(rows[0]).concatenate(rows), trees)
 
 
 def zeros(like: Any, count: int) -> Any:
@@ -236,7 +236,7 @@ def _join_finals(finals: Sequence[tuple[np.ndarray, Any]], all_obs: Any) -> tupl
     order, last = np.argsort(ended), [obs for _, obs in finals]
     if isinstance(next(nest.leaves(last[0])), np.ndarray):
         last = [nest.map(nest.as_array, obs) for obs in last]
-    obs = nest.take(nest.merge(lambda rows: nest.namespace(rows[0]).concatenate(rows), last), order)
+    obs = nest.take(join(last), order)
     return ended[order], nest.merge(lambda pair: convert_like(*pair), [obs, all_obs])
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collector.batch.forms import zeros
 from collector.batch.step_extras import NO_FINAL_OBS, StepBatch, StepExtras, has_columns
 from collector.batch.step_log import StepLog
 from collector.collectors.schedule import NO_ENVS, LoopParts, Together
@@ -31,6 +32,8 @@ class BatchRequest(NamedTuple):
     """The collector's policy, or random actions."""
     version: int = -1
     """Version of the weights, or -1 for random actions."""
+    on_host: bool = False
+    """Keep observations in arrays, because the caller reads all of them."""
 
 
 class Loop:
@@ -43,17 +46,16 @@ class Loop:
         self._gets_tensors = getattr(self._env, "returns_tensors", False)
         self._place: Callable[[Any], Any] | None = None
         """Brings observations to the device on which the log keeps them. `None`: the log has arrays."""
+        self._shows = False
+        """True if a step hook gets observations, and the log keeps tensors of a device."""
+        self._shown: Any = None
+        """If `_shows`: latest observations of all envs in arrays."""
 
     def collect(self, request: BatchRequest) -> Any:
         """Step envs until a batch is complete. Return arrays. Observations may be tensors on the policy's device."""
         log, episodes, schedule, clock, policy = self.log, self._episodes, self.schedule, self._clock, request.policy
         is_seeded = episodes.is_seeded  # the policy then gets rows of all envs
-        place = policy.place if policy.places_obs and self._can_place(request) else None
-        if self._gets_tensors:
-            place = ON_HOST if place is None else partial(_place_tensors, place)
-        if place != self._place:
-            log.convert_obs(place or ON_HOST)
-            self._place = place
+        self._prepare(request, policy.place if policy.places_obs and not request.on_host else None)
         log.begin(request.frames, request.version, request.reuse, request.on_step.layout if request.on_step else ())
         episodes.begin_batch()
         seen: Any = None  # observations of all envs as the vector env returned them; `None`: read them from the log
@@ -89,10 +91,16 @@ class Loop:
         self.schedule.discard()
         self.log.clear()
 
-    def _can_place(self, request: BatchRequest) -> bool:
-        """Return False if the batch is joined with others, or ordered anew, or if a hook reads observations."""
-        has_hook = request.on_step is not None and request.on_step.needs_obs
-        return request.quota is None and not has_hook and not self.schedule.overlaps
+    def _prepare(self, request: BatchRequest, place: Callable[[Any], Any] | None) -> None:
+        """Move the latest observations to the place of this batch. place: see `_place`."""
+        log, has_hook = self.log, request.on_step is not None and request.on_step.needs_obs
+        self._shows = place is not None and has_hook
+        if self._gets_tensors:
+            place = ON_HOST if place is None else partial(_place_tensors, place)
+        if place != self._place:
+            log.convert_obs(place or ON_HOST)
+            self._place = place
+        self._shown = ON_HOST(log.obs(None)) if self._shows and "obs" in log.columns else None
 
     def _reset(self, ids: np.ndarray) -> Any:
         seeds = {"seed": self._episodes.seeds[ids].tolist()} if self._episodes.is_seeded else {}
@@ -106,7 +114,15 @@ class Loop:
         """Store the first observations of episodes. Return them as the log keeps them."""
         placed = obs if self._place is None else self._place(obs)
         self.log.observe(ids, placed)
+        if self._shows:
+            self._show(ids, ON_HOST(obs))
         return placed
+
+    def _show(self, ids: np.ndarray, obs: Any) -> None:
+        """Keep observations for the step hook."""
+        if self._shown is None:
+            self._shown = nest.map(lambda rows: zeros(rows, self.log.env_num), obs)
+        nest.put(self._shown, ids, obs)
 
     def _begin(self, ids: np.ndarray, infos: Any) -> None:
         self._episodes.begin(ids, infos)
@@ -132,6 +148,8 @@ class Loop:
             infos = _infos_of_steps(ids, info, begun)
             shown = StepBatch(ids, (), log.received("action"), reward, terminated, truncated, (), infos)
             self._call_hook(request.on_step, shown, obs, resets, ended, last_obs)
+        if self._shows:
+            self._show(ids, ON_HOST(obs))
         if episodes.cuts:
             truncated = truncated | (episodes.take_cuts(ids) & ~by_env & (True if resets is None else ~resets))
             log.truncate(truncated)
@@ -180,10 +198,12 @@ class Loop:
         self, on_step: StepExtras, shown: StepBatch, obs: Any, resets: Any, ended: np.ndarray, last_obs: Any
     ) -> None:
         if on_step.needs_obs:
-            next_obs = nest.map(np.copy, obs) if len(ended) else obs
+            before = nest.take(self._shown, shown.env_id) if self._shows else self.log.received("obs")
+            next_obs = ON_HOST(obs)
             if len(ended):
-                nest.put(next_obs, ended, last_obs)
-            shown = shown._replace(obs=self.log.received("obs"), next_obs=next_obs)
+                next_obs = nest.map(np.copy, next_obs)
+                nest.put(next_obs, ended, ON_HOST(last_obs))
+            shown = shown._replace(obs=before, next_obs=next_obs)
         stepped = None if resets is None else ~resets
         if stepped is not None:
             shown = StepBatch._make(nest.take(tuple(shown), stepped))
