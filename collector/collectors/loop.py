@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.batch.forms import zeros
+from collector.batch.forms import in_float64, zeros
 from collector.batch.step_extras import NO_FINAL_OBS, StepBatch, StepExtras, has_columns
 from collector.batch.step_log import StepLog
 from collector.collectors.schedule import NO_ENVS, LoopParts, Together
@@ -134,10 +134,12 @@ class Loop:
         Return the observations if the policy can take them as they are.
         """
         log, episodes, (obs, reward, terminated, truncated, info) = self.log, self._episodes, step
-        placed = obs if self._place is None else self._place(obs)
         if self._gets_tensors:
-            terminated, truncated = nest.as_array(terminated), nest.as_array(truncated)
-            obs, reward = placed, nest.as_array(reward).astype(np.float64)
+            placed, reward = self._place((obs, reward))  # type: ignore[misc]  # not None
+            terminated, truncated = nest.as_array(nest.namespace(terminated).stack([terminated, truncated]))
+            obs = placed
+        else:
+            placed = obs if self._place is None else self._place(obs)
         reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
         log.receive(ids, placed, reward, terminated, truncated, resets)
         ended = (by_env | truncated).nonzero()[0]
@@ -176,17 +178,21 @@ class Loop:
 
         If the envs lose a last observation, the observation before the step takes its place.
         """
-        last_obs, at = nest.take(obs, ended), by_env[ended].nonzero()[0]
         place = self._place if self._gets_tensors else None
-        rows = ended[at]  # for other rows, `final_obs` is the env's own entry
+        at = by_env[ended].nonzero()[0]
+        rows, last = ended[at], None  # for other rows, `final_obs` is the env's own entry
         if not self._has_final_obs:
-            before = nest.take(self.log.received("obs"), rows)
-            nest.put(last_obs, at, before if self._gets_tensors else ON_HOST(before))
-        elif autoreset and has_columns(info):
-            if len(rows):
-                last = nest.take(info.columns["final_obs"], rows)
-                nest.put(last_obs, at, last if place is None else place(last))
-        elif autoreset:
+            last = nest.take(self.log.received("obs"), rows)
+            last = last if self._gets_tensors else ON_HOST(last)
+        elif autoreset and has_columns(info) and len(rows):
+            last = nest.take(info.columns["final_obs"], rows)
+            last = last if place is None else place(last)
+        if last is not None and len(rows) == len(ended):
+            return last, rows if autoreset else NO_ENVS
+        last_obs = nest.take(obs, ended)
+        if last is not None:
+            nest.put(last_obs, at, last)
+        elif autoreset and not has_columns(info):
             begun = ["final_obs" in info[row] for row in rows.tolist()]
             at, rows = at[begun], rows[begun]
             for j, row in zip(at.tolist(), rows.tolist(), strict=True):
@@ -203,7 +209,8 @@ class Loop:
             if len(ended):
                 next_obs = nest.map(np.copy, next_obs)
                 nest.put(next_obs, ended, ON_HOST(last_obs))
-            shown = shown._replace(obs=before, next_obs=next_obs)
+            action, reward = ON_HOST((shown.action, shown.reward))
+            shown = shown._replace(obs=before, action=action, reward=in_float64(reward), next_obs=next_obs)
         stepped = None if resets is None else ~resets
         if stepped is not None:
             shown = StepBatch._make(nest.take(tuple(shown), stepped))

@@ -333,18 +333,35 @@ def test_the_data_is_that_of_the_cpu(case: str, sim: str) -> None:
     assert_same(found[1], found[0])
 
 
+class Uncounted(Simulator):
+    """Simulator whose own copies are not counted."""
+
+    def step(self, actions: Any) -> Any:
+        before = SIM.counts.copy()
+        result = super().step(actions)
+        SIM.counts.clear()
+        SIM.counts.update(before)
+        return result
+
+
 @needs_sim
-def test_observations_of_a_simulator_stay_on_its_device() -> None:
-    bytes_to_host = []
-    for storing_device in ("sim", None):
-        venv = from_gymnasium(Simulator(torch, device="sim"), tensors=True)
-        options: Any = {"policy_device": "sim", "storing_device": storing_device, "frames_per_batch": 40}
-        with SyncDataCollector(venv, Net(torch.tanh, 3, 2), **options) as collector:
-            collector.next()
+def test_a_round_of_a_simulator_copies_its_flags_to_the_host_and_the_places_of_ended_envs_to_the_device() -> None:
+    found = []
+    for rounds in (20, 40):
+        venv = from_gymnasium(Uncounted(torch, n=64, final="old", device="sim"), tensors=True)
+        with SyncDataCollector(venv, Net(torch.tanh, 3, 2), device="sim", frames_per_batch=64 * rounds) as collector:
+            collector.next(), collector.next()
             SIM.counts.clear()
-            collector.next()
-            bytes_to_host.append(SIM.counts["download_bytes"])
-    assert bytes_to_host[0] <= bytes_to_host[1] - 40 * 3 * 4
+            batch = collector.next()
+            found.append((SIM.counts.copy(), len(batch.final_time.cpu().unique()), batch.reward.nbytes))
+    (less, fewer_ends, fewer_bytes), (more, ends, size) = found
+    more.subtract(less)
+    assert (more["downloads"], more["download_bytes"]) == (
+        20,
+        20 * 2 * 64 + size - fewer_bytes,
+    )  # rewards once per batch
+    assert more["uploads"] == ends - fewer_ends
+    assert more["waits"] == more["downloads"] + more["uploads"]
 
 
 NARROW = ["samples, sync", "recurrent, sync, True", "trees, sync", "transforms, dict, sync", "TorchVectorEnv, dict"]
