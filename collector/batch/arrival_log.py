@@ -22,6 +22,8 @@ FIELDS |= {"next_row"}
 class ArrivalLog(StepLog):
     """Log of envs that do not wait for each other. Each observation that arrives opens a new row.
 
+    Only observations may be tensors, because the steps of several batches share the columns.
+
     A batch copies the first `frames` steps, ordered by env. Later steps, and steps in flight, stay in the log::
 
         row      0     1     2     3     4     5     6
@@ -64,10 +66,13 @@ class ArrivalLog(StepLog):
         self._write("obs", self._open_rows(ids), obs)
 
     def act(self, ids: np.ndarray, outputs: dict[str, Any]) -> None:
-        super().act(ids, outputs)
+        super().act(ids, nest.map(nest.as_array, outputs))
         self._outputs |= outputs.keys()
         for name, value in (("env_ids", ids), ("policy_version", np.full(len(ids), self.version))):
             self._write(name, self._row[ids], value)
+
+    def receive(self, ids: np.ndarray, obs: Any, reward: Any, *flags: Any) -> None:
+        super().receive(ids, obs, nest.as_array(reward), *flags)
 
     def end(self, ended: np.ndarray, last_obs: Any, failed: np.ndarray | None) -> None:
         if failed is not None:

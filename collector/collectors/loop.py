@@ -44,15 +44,17 @@ class Loop:
         self.log, self.schedule = log, schedule
         self._has_final_obs = getattr(self._env, "has_final_obs", True)
         self._gets_tensors = getattr(self._env, "returns_tensors", False)
-        self._place: Callable[[Any], Any] | None = None
-        """Brings observations to the device on which the log keeps them. `None`: the log has arrays."""
+        self._to_device: Callable[[Any], Any] | None = None
+        """Moves observations to the device on which the log keeps them. `None`: the log has arrays."""
+        self._place: Callable[[Any], Any] | None = ON_HOST if self._gets_tensors else None
+        """Converts a tree from the vector env to the form of the log. `None`: the log keeps arrays as they are."""
         self._shows = False
-        """True if a step hook gets observations, and the log keeps tensors of a device."""
+        """True if a step hook reads observations, and the log keeps them on a device."""
         self._shown: Any = None
-        """If `_shows`: latest observations of all envs in arrays."""
+        """If `_shows`: latest observations of all envs, in arrays."""
 
     def collect(self, request: BatchRequest) -> Any:
-        """Step envs until a batch is complete. Return arrays. Observations may be tensors on the policy's device."""
+        """Step envs until a batch is complete. Return arrays. Some columns may be tensors on the policy's device."""
         log, episodes, schedule, clock, policy = self.log, self._episodes, self.schedule, self._clock, request.policy
         is_seeded = episodes.is_seeded  # the policy then gets rows of all envs
         self._prepare(request, policy.place if policy.places_obs and not request.on_host else None)
@@ -91,15 +93,15 @@ class Loop:
         self.schedule.discard()
         self.log.clear()
 
-    def _prepare(self, request: BatchRequest, place: Callable[[Any], Any] | None) -> None:
-        """Move the latest observations to the place of this batch. place: see `_place`."""
+    def _prepare(self, request: BatchRequest, to_device: Callable[[Any], Any] | None) -> None:
+        """Move the latest observations to where this batch keeps them. to_device: see `_to_device`."""
         log, has_hook = self.log, request.on_step is not None and request.on_step.needs_obs
-        self._shows = place is not None and has_hook
-        if self._gets_tensors:
-            place = ON_HOST if place is None else partial(_place_tensors, place)
-        if place != self._place:
-            log.convert_obs(place or ON_HOST)
-            self._place = place
+        if to_device != self._to_device:
+            self._to_device, self._place = to_device, to_device
+            if self._gets_tensors:
+                self._place = ON_HOST if to_device is None else partial(_place_tensors, to_device)
+            log.convert_obs(self._place or ON_HOST)
+        self._shows = to_device is not None and has_hook
         self._shown = ON_HOST(log.obs(None)) if self._shows and "obs" in log.columns else None
 
     def _reset(self, ids: np.ndarray) -> Any:
@@ -140,6 +142,7 @@ class Loop:
             obs = placed
         else:
             placed = obs if self._place is None else self._place(obs)
+        on_host = ON_HOST(obs) if self._shows else obs
         reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
         log.receive(ids, placed, reward, terminated, truncated, resets)
         ended = (by_env | truncated).nonzero()[0]
@@ -149,9 +152,9 @@ class Loop:
         if request.on_step is not None and (resets is None or not resets.all()):
             infos = _infos_of_steps(ids, info, begun)
             shown = StepBatch(ids, (), log.received("action"), reward, terminated, truncated, (), infos)
-            self._call_hook(request.on_step, shown, obs, resets, ended, last_obs)
+            self._call_hook(request.on_step, shown, on_host, resets, ended, last_obs)
         if self._shows:
-            self._show(ids, ON_HOST(obs))
+            self._show(ids, on_host)
         if episodes.cuts:
             truncated = truncated | (episodes.take_cuts(ids) & ~by_env & (True if resets is None else ~resets))
             log.truncate(truncated)
@@ -205,12 +208,11 @@ class Loop:
     ) -> None:
         if on_step.needs_obs:
             before = nest.take(self._shown, shown.env_id) if self._shows else self.log.received("obs")
-            next_obs = ON_HOST(obs)
+            next_obs = nest.map(np.copy, obs) if len(ended) else obs
             if len(ended):
-                next_obs = nest.map(np.copy, next_obs)
                 nest.put(next_obs, ended, ON_HOST(last_obs))
-            action, reward = ON_HOST((shown.action, shown.reward))
-            shown = shown._replace(obs=before, action=action, reward=in_float64(reward), next_obs=next_obs)
+            action, reward = ON_HOST(shown.action), in_float64(nest.as_array(shown.reward))
+            shown = shown._replace(obs=before, action=action, reward=reward, next_obs=next_obs)
         stepped = None if resets is None else ~resets
         if stepped is not None:
             shown = StepBatch._make(nest.take(tuple(shown), stepped))

@@ -41,15 +41,18 @@ class TensorPolicy(ArrayPolicy):
         self._transfer: Any = transfer
         self._on_device = on_device
         self._inputs_device: Any = None
-        self._gets_tensors = self._returns_tensors = False
-        """`_gets_tensors`: the latest observations were tensors of the device. `_returns_tensors`: outputs stay there."""
+        self._is_simulated_here = False
+        """True if the last observations to `place` were tensors of the policy's device."""
+        self._returns_tensors = False
+        """True if outputs stay on the device, where the simulator takes the actions."""
 
     def batch(self, wanted: ExplorationType) -> AbstractContextManager[None]:
-        self._returns_tensors = self._gets_tensors  # unchanged in a batch, because a column has one type
+        self._returns_tensors = self._is_simulated_here  # not within a batch, because a column has one type
         return super().batch(wanted)
 
     def place(self, obs: Any) -> Any:
-        self._gets_tensors = all(getattr(leaf, "device", None) == self._transfer.device for leaf in nest.leaves(obs))
+        device = self._transfer.device
+        self._is_simulated_here = all(getattr(leaf, "device", None) == device for leaf in nest.leaves(obs))
         placed = self._transfer.to_device(self._placed(obs))
         self._clock.lap("transfer")
         return placed
@@ -85,7 +88,7 @@ class TensorPolicy(ArrayPolicy):
 
 
 def _kept_on_device(value: Any) -> Any:
-    """Return a tensor that requires no gradient, and an array of other values. bfloat16 becomes float32, as in numpy."""
+    """Return a tensor without gradient, or an array of other values. bfloat16 becomes float32, as in arrays."""
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return nest.as_array(value)
     return value.detach().float() if value.dtype is torch.bfloat16 else value.detach()

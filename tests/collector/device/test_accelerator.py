@@ -126,6 +126,15 @@ def storing(kind: str, device: str) -> Any:
         return *map(columns, forms), host({str(key): tensordict[key] for key in keys})
 
 
+def episodes(device: str) -> Any:
+    """Whole episodes, which a hook also gets one by one."""
+    with SyncDataCollector(cartpoles(3), Net(categorical), frames_per_batch=12, device=device) as collector:
+        collector.set_seed(2)
+        found: list[Any] = []
+        batches = [collector.next(), collector.collect(n_episode=4, on_episode=found.append).batch, collector.next()]
+        return *map(columns, batches), tuple((each.obs, each.action, each.reward) for each in found)
+
+
 class Remembers(torch.nn.Module):
     """Recurrent policy."""
 
@@ -278,13 +287,18 @@ def with_failures(device: str) -> Any:
         return first, columns(collector.next())
 
 
-def simulator(final: str, device: str, **options: Any) -> Any:
+def read(step: Any) -> dict[str, Any]:
+    """Step hook that reads everything."""
+    return {"read": step.reward + step.action.sum(1) + step.obs.sum(1) + step.next_obs.sum(1)}
+
+
+def simulator(final: str, device: str, kind: str = "sync", **options: Any) -> Any:
     simulated = Simulator(torch, final=final, device=device)
     venv = from_gymnasium(simulated, tensors=True, has_final_obs=final != "lost")
-    policy = Net(torch.tanh, 6 if options else 3, 2)
+    policy = Net(torch.tanh, 6 if "transforms" in options else 3, 2)
     options |= {"info_keys": ["speed"], "device": device}
-    with SyncDataCollector(venv, policy, frames_per_batch=40, **options) as collector:
-        batches = [collector.next(), collector.next(), collector.collect(8, on_step=lambda _: None).batch]
+    with KINDS[kind](venv, policy, frames_per_batch=40, **options) as collector:
+        batches = [collector.next(), collector.next(), collector.collect(8, on_step=read).batch, collector.next()]
         assert {batch.obs.device.type for batch in batches} == {device}
         return tuple(map(columns, batches))
 
@@ -295,6 +309,9 @@ CASES: dict[str, Callable[[str], Any]] = {
     "storing, random frames": partial(sampling, "sync", storing_device=True, init_random_frames=60),
     "storing, one batch": partial(sampling, "sync", storing_device=True, return_same_td=True, init_random_frames=24),
     "storing, split": partial(sampling, "sync", storing_device=True, split_trajs=True),
+    "storing, async": partial(sampling, "async", storing_device=True),
+    "storing, async, random frames": partial(sampling, "async", storing_device=True, init_random_frames=30),
+    "storing, episodes": episodes,
     "storing, seeded": partial(keyed, "categorical", is_stored=True),
     "storing, failures": with_failures,
     **{f"storing device, {kind}": partial(storing, kind) for kind in KINDS},
@@ -308,13 +325,18 @@ CASES: dict[str, Callable[[str], Any]] = {
     "TensorDict": with_tensordicts,
     "infos": with_infos,
     "simulator, transforms": lambda device: simulator("masked", device, transforms=[CatFrames(2, -1), VecNorm()]),
+    "simulator, async": partial(simulator, "next", kind="async"),
+    "simulator, async, random frames": partial(simulator, "next", kind="async", init_random_frames=60),
+    "simulator, random frames": partial(simulator, "masked", init_random_frames=60, return_same_td=True),
+    "simulator, split": partial(simulator, "masked", split_trajs=True),
     **{f"simulator, {final}": partial(simulator, final) for final in ("masked", "old", "lost")},
 }
 
 
 QUICK = {"samples, sync", "samples, async", "recurrent, sync, True", "keyed, categorical", "keyed, tanh", "trees, sync"}
 QUICK |= {"storing device, sync", "storing, random frames", "storing, seeded", "weights, sync", "rollout", "TensorDict"}
-QUICK |= {"simulator, masked", "simulator, lost"}
+QUICK |= {"simulator, masked", "simulator, lost", "simulator, async, random frames", "simulator, random frames"}
+QUICK |= {"simulator, split", "storing, async, random frames", "storing, episodes"}
 QUICK |= {"transforms, numbers, sync", "TorchVectorEnv, numbers", "infos"}
 
 
