@@ -387,7 +387,15 @@ def test_a_round_of_a_simulator_copies_its_flags_to_the_host_and_the_places_of_e
 
 
 NARROW = ["samples, sync", "recurrent, sync, True", "trees, sync", "transforms, dict, sync", "TorchVectorEnv, dict"]
-NARROW += ["storing device, sync", "storing device, async", *(f"keyed, {family}" for family in FAMILIES)]
+NARROW += [
+    "simulator, masked",
+    "simulator, async",
+    "storing, async",
+    "storing, seeded",
+    "storing device, sync",
+    "storing device, async",
+    *(f"keyed, {family}" for family in FAMILIES),
+]
 
 
 @pytest.fixture(params=["no streams", pytest.param("streams", marks=FULL)])
@@ -411,7 +419,7 @@ def test_without_float64_the_device_computes_in_float32(case: str) -> None:
     for device in ("cpu", "sim"):
         torch.manual_seed(0)
         found.append(CASES[case](device))
-    narrow = "storing" in case or "TorchVectorEnv" in case
+    narrow = any(kind in case for kind in ("storing", "TorchVectorEnv", "simulator"))
     for (path, left), (_, right) in zip(nest.items(found[1]), nest.items(found[0]), strict=True):
         is_narrow = narrow and right.dtype == np.float64 and "episode_returns" not in path  # always in numpy
         assert left.dtype == (np.float32 if is_narrow else right.dtype), path
