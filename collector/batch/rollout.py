@@ -374,7 +374,7 @@ def check_rewards(batch: Rollout | FlatRollout) -> None:
     if reward.dtype.kind != "f" or not np.isnan(reward).any():
         return
     at = tuple(np.argwhere(np.isnan(reward))[0][: len(batch.shape)])
-    action = nest.map(nest.as_array, nest.take(batch.action, at))
+    action = nest.map(nest.tensor_on_host, nest.take(batch.action, at))
     by_policy = any(leaf.dtype.kind == "f" and bool(np.isnan(leaf).any()) for leaf in nest.leaves(action))
     cause = " (the policy returned NaN)" if by_policy else ""
     error = RewardError(
