@@ -129,7 +129,6 @@ class Steps(ABC):
 
     @cached_property
     def _rewards(self) -> np.ndarray:
-        """Rewards on the host."""
         return nest.as_array(self.reward)
 
     @cached_property
@@ -397,6 +396,11 @@ def truncate_last(batch: Rollout | FlatRollout) -> None:
 def runs_of(batch: Steps) -> Runs:
     """Return the runs of a batch, which are computed once."""
     return batch._runs
+
+
+def rewards_of(batch: Steps) -> np.ndarray:
+    """Return the rewards of a batch on the host, to which they are copied once."""
+    return batch._rewards
 
 
 def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:
