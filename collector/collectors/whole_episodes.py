@@ -44,7 +44,8 @@ class EpisodeCollection:
         """Collect `count` episodes. Return a batch (`None` without `keep`), and all ended episodes."""
         # Each env has a quota, because otherwise envs with short episodes would play more of the `count` episodes.
         quota = count // self._env_num + (np.arange(self._env_num) < count % self._env_num)
-        hook, request = request.on_step, request._replace(frames=STEPS_PER_CHECK * self._env_num, quota=quota)
+        frames, hook = STEPS_PER_CHECK * self._env_num, request.on_step
+        request = request._replace(frames=frames, quota=quota, on_host=on_episode is not None)
         cutter, batches, ends = EpisodeCutter(), list[FlatRollout](), list[Ended]()
         self._abandon_started()
         while quota.any() and not (ends and self._stops()):
