@@ -230,7 +230,7 @@ def _fill(tree: Any, where: np.ndarray, value: int) -> None:
 
 def _join_finals(finals: Sequence[tuple[np.ndarray, Any]], all_obs: Any) -> tuple[np.ndarray, Any]:
     """Return the rows of all `finals` in ascending order, and their observations, on the device of `all_obs`."""
-    ended = np.concatenate([NO_IDS, *(rows for rows, _ in finals)])
+    ended = np.concatenate([rows for rows, _ in finals]) if finals else NO_IDS
     if not len(ended):
         return ended, nest.map(lambda rows: zeros(rows[0], 0), all_obs)
     order, last = np.argsort(ended), [obs for _, obs in finals]

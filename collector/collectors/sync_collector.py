@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -177,7 +176,7 @@ class SyncDataCollector(BaseCollector):
         return self._round_up(self.requested_frames_per_batch)
 
     def _is_complete(self) -> bool:
-        return super()._is_complete() or self.all_played
+        return super()._is_complete() or self._source.episodes.all_played
 
     def _collect_batch(self) -> Any:
         if self.reset_at_each_iter:
@@ -190,10 +189,8 @@ class SyncDataCollector(BaseCollector):
         return batch
 
     def _collect(self, request: BatchRequest) -> tuple[Any, Ended]:
-        with self._in_use():
-            found: tuple[Any, Ended] = self._source.collect(request)
-        self._source.warn_of_failures()
-        self._source.warn_of_unknown_keys()
+        found: tuple[Any, Ended] = self._call(self._source.collect, request)
+        self._source.warn()
         return found
 
     def collect(
@@ -267,14 +264,14 @@ class SyncDataCollector(BaseCollector):
     def _like_this(self, env: Any, policy: Any, **options: Any) -> SyncDataCollector:
         return SyncDataCollector(env, policy, **options)
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
+    def _call(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the source. Shut down after an error if the collector cannot continue."""
         self._check_open()
         if getattr(self.env, "is_closed", False):
             raise RuntimeError("the vector env was closed, so the collector cannot continue; make new ones")
         self._source.recover()
         try:
-            yield
+            return work(*args)
         except BaseException as error:
             if not self._closed and not self._source.note_failure(error):
                 self._shutdown_cause = type(error).__name__
@@ -284,8 +281,7 @@ class SyncDataCollector(BaseCollector):
 
     def _finish_steps(self, discard: bool) -> None:
         if self._source.has_steps_in_flight:
-            with self._in_use():
-                self._source.finish_steps(discard)
+            self._call(self._source.finish_steps, discard)
 
     @property
     def all_played(self) -> bool:
@@ -294,7 +290,7 @@ class SyncDataCollector(BaseCollector):
 
         False without `episode_seeds`.
         """
-        return bool(self._source.all_played)
+        return bool(self._source.episodes.all_played)
 
     @property
     def everything_keyed(self) -> bool:

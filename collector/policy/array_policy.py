@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -88,17 +88,11 @@ class ArrayPolicy(CollectorPolicy):
 
     def batch(self, wanted: ExplorationType) -> AbstractContextManager[None]:
         self._call.exploration = wanted
-        return self._on_threads()
+        if self._threads is None or sys.modules.get("torch") is None:
+            return nullcontext()
+        from collector.device.math_libraries import policy_threads
 
-    @contextmanager
-    def _on_threads(self) -> Iterator[None]:
-        threads: AbstractContextManager[None] = nullcontext()
-        if self._threads is not None and sys.modules.get("torch") is not None:
-            from collector.device.math_libraries import policy_threads
-
-            threads = policy_threads(self._threads)
-        with threads:
-            yield
+        return policy_threads(self._threads)
 
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
         """Learn `layout` by a call of the policy, if unknown. Restore the global random generators."""
@@ -106,7 +100,6 @@ class ArrayPolicy(CollectorPolicy):
             with restored_generators():
                 self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into its inputs
             self.begin(slice(None))
-            check_policy_names(self.layout)
 
     def _learn_state(self, state: RecurrentState, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
         state.is_known = True  # first, so that `outputs` does not call `_learn_state` again
@@ -187,6 +180,7 @@ class OutputCheck:
         return {**flatten(action, self._space), **outputs}
 
     def _check(self, outputs: Outputs, rows: int) -> None:
+        check_policy_names(outputs)
         for name, values in outputs.items():
             if values.shape[:1] != (rows,):
                 should = f"{(rows, *self.expected[name][0])}" if name in self.expected else f"({rows}, ...)"

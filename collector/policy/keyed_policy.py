@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.step_extras import RowLayout, check_policy_names
+from collector.batch.step_extras import RowLayout
 from collector.policy.array_policy import ArrayPolicy
 from collector.policy.collector_policy import CollectorPolicy, Outputs
 from collector.policy.keyed_noise import KeyedNoise, restored_generators
@@ -65,7 +65,6 @@ class KeyedPolicy(CollectorPolicy):
                 self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into its inputs
             self.noise.reason = reason
             self._policy.begin(slice(None))
-            check_policy_names(self.layout)
 
     def close(self) -> None:
         self._policy.close()
