@@ -15,6 +15,7 @@ from gymnasium import spaces
 from collector import AsyncDataCollector, FlatRollout, Interruptor
 from collector.batch import arrival_log
 from collector.batch.rollout import concatenate
+from collector.batch.step_log import StepLog
 from tests.support.backends import FULL
 from tests.support.collector_envs import (
     CASES,
