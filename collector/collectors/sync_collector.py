@@ -31,7 +31,7 @@ from collector.collectors.env_statistics import EnvStatistics
 from collector.collectors.evaluation import Evaluation, policy_for_evaluation
 from collector.collectors.loop import BatchRequest, Loop, synchronous_loop
 from collector.collectors.schedule import LoopParts
-from collector.collectors.whole_episodes import EpisodeCollection, check_collect, render_hook
+from collector.collectors.whole_episodes import check_collect, collect_episodes, render_hook
 from collector.episodes.episode import CollectStats
 from collector.episodes.unfinished import Ended
 from collector.policy.policy_call import ExplorationType, Policy
@@ -238,10 +238,13 @@ class SyncDataCollector(BaseCollector):
                 warn_caller(f"n_step={count} is not a multiple of the {self.env.env_num} envs: collecting {frames}")
             batch, ended = self._collect(BatchRequest(frames, random, on_step=hook))
         else:
-            episodes = EpisodeCollection(self._collect, self._abandon_started, self._config, self._source.episodes)
-            on_episode = None if on_episode is None else partial(self._source.call_hook, on_episode)
+            call = None if on_episode is None else partial(self._source.call_hook, on_episode)
+            stops, episodes = self._config.interruptor.collection_stopped, self._source.episodes
+            request = BatchRequest(0, random, on_step=hook)
             with self._weights.kept():  # an update must wait for the end of all small batches
-                batch, ended = episodes.collect(count, BatchRequest(0, random, on_step=hook), on_episode, keep)
+                self._abandon_started()
+                batch, ended = collect_episodes(count, request, self._collect, stops, episodes, call, keep)
+                self._abandon_started()
         steps = batch.frames if n_episode is None else int(ended.lens.sum())
         batch = batch if keep else None
         if batch is not None and self.storing_device is not None:

@@ -47,10 +47,7 @@ class ArrayPolicy(CollectorPolicy):
     def layout(self) -> Mapping[str, RowLayout]:  # type: ignore[override]
         return self._check.layout
 
-    def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> Outputs:
-        return self.outputs(obs, env_ids, infos)
-
-    def outputs(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray, stepping: np.ndarray | None = None) -> Outputs:
+    def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray, stepping: np.ndarray | None = None) -> Outputs:
         """Call the policy with a row per env of `env_ids`, and return the checked outputs.
 
         infos: latest info of every env. stepping: the envs that step, or `None` for all.
@@ -102,10 +99,10 @@ class ArrayPolicy(CollectorPolicy):
             self.begin(slice(None))
 
     def _learn_state(self, state: RecurrentState, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        state.is_known = True  # first, so that `outputs` does not call `_learn_state` again
+        state.is_known = True  # first, so that `actions` does not call `_learn_state` again
         try:
             with restored_generators():
-                self.outputs(nest.map(copy_of, obs), env_ids, infos)
+                self.actions(nest.map(copy_of, obs), env_ids, infos)
         except Exception as error:
             state.is_known = False
             add_note(

@@ -38,7 +38,7 @@ class KeyedPolicy(CollectorPolicy):
         some = stands = len(env_ids) < env_num
         if len(rows) > env_num:
             obs, some = nest.take(obs, np.minimum(rows, env_num - 1)), True
-        call = partial(self._policy.outputs, obs, rows, infos, env_ids if stands else None)
+        call = partial(self._policy.actions, obs, rows, infos, env_ids if stands else None)
         assert self.noise is not None
         outputs: Outputs = call() if self._is_watched else self.noise.watch(call)
         self._is_watched = True
