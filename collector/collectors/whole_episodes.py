@@ -29,7 +29,7 @@ def collect_episodes(
     on_episode: Callable[..., Any] | None,
     keep: bool,
 ) -> tuple[FlatRollout | None, Ended]:
-    """Collect `count` episodes in several small batches. Return a batch (`None` without `keep`), and all ended episodes.
+    """Collect `count` episodes in small batches. Return a batch (`None` without `keep`), and all ended episodes.
 
     collect: returns a small batch and the episodes that ended in it. stops: returns True if the collection has to end.
     """
