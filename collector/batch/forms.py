@@ -35,13 +35,22 @@ def pick(tree: Any, *index: np.ndarray) -> Any:
 
 
 def join(trees: Sequence[Any]) -> Any:
-    return nest.merge(np.concatenate, trees)
+    return nest.merge(lambda rows: nest.namespace(rows[0]).concatenate(rows), trees)
 
 
 def zeros(like: Any, count: int) -> Any:
     """Return `count` rows of zeros like the rows `like`, an array or tensor."""
     shape = (count, *like.shape[1:])
     return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
+
+
+def in_float64(rows: Any) -> Any:
+    """Return `rows` in float64, or in float32 on a device without float64."""
+    if isinstance(rows, np.ndarray):
+        return rows.astype(np.promote_types(rows.dtype, np.float64), copy=False)
+    from collector.device.tensors import has_float64, torch  # here, so that arrays need no torch
+
+    return rows.to(torch.float64 if has_float64(rows.device) else torch.float32)
 
 
 def resized(rows: Any, count: int) -> Any:
@@ -239,7 +248,7 @@ def _join_finals(finals: Sequence[tuple[np.ndarray, Any]], all_obs: Any) -> tupl
     order, last = np.argsort(ended), [obs for _, obs in finals]
     if isinstance(next(nest.leaves(last[0])), np.ndarray):
         last = [nest.map(nest.as_array, obs) for obs in last]
-    obs = nest.take(nest.merge(lambda rows: nest.namespace(rows[0]).concatenate(rows), last), order)
+    obs = nest.take(join(last), order)
     return ended[order], nest.merge(lambda pair: convert_like(*pair), [obs, all_obs])
 
 

@@ -128,6 +128,11 @@ class Steps(ABC):
         """Return a copy of the observations after each step."""
 
     @cached_property
+    def _rewards(self) -> np.ndarray:
+        """Rewards on the host."""
+        return nest.as_array(self.reward)
+
+    @cached_property
     def _runs(self) -> Runs:
         mask = nest.as_array(self.mask)  # type: ignore[attr-defined]  # of the subclasses
         ids, counts = nest.as_array(self.traj_ids)[mask], nest.as_array(self.step_count)[mask]
@@ -369,11 +374,11 @@ class RewardShape:
 
 
 def check_rewards(batch: Rollout | FlatRollout) -> None:
-    reward = batch.reward
+    reward = batch._rewards
     if reward.dtype.kind != "f" or not np.isnan(reward).any():
         return
     at = tuple(np.argwhere(np.isnan(reward))[0][: len(batch.shape)])
-    action = nest.take(batch.action, at)
+    action = nest.map(nest.as_array, nest.take(batch.action, at))
     by_policy = any(leaf.dtype.kind == "f" and bool(np.isnan(leaf).any()) for leaf in nest.leaves(action))
     cause = " (the policy returned NaN)" if by_policy else ""
     error = RewardError(

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collector.batch.forms import copy_of, rollout_columns, zeros
+from collector.batch.forms import copy_of, in_float64, rollout_columns, zeros
 from collector.batch.rollout import Rollout
 from collector.batch.step_extras import EPISODE_SEED, blank
 from vecenv import nest
@@ -136,10 +136,11 @@ class StepLog:
         at: Where = (self._open if ids is self.all_ids else None) or self._rows(ids)
         columns = self.columns
         if "truncated" not in columns:
-            for name, rows in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+            rewards = reward if reward.dtype == np.float64 else in_float64(reward[:0])
+            for name, rows in (("reward", rewards), ("terminated", terminated), ("truncated", truncated)):
                 self._new_column(name, rows)
         if reward.ndim > columns["reward"].ndim:  # the first vector reward
-            self._new_column("reward", reward)
+            self._new_column("reward", in_float64(reward[:0]))
         columns["reward"][at] = reward
         columns["terminated"][at] = terminated
         columns["truncated"][at] = truncated

@@ -36,7 +36,7 @@ def collect_episodes(
     # Each env has a quota, because otherwise envs with short episodes would play more of the `count` episodes.
     env_num, reward_shape, hook = len(episodes.ids), episodes.reward_shape, request.on_step
     quota = count // env_num + (np.arange(env_num) < count % env_num)
-    request = request._replace(frames=STEPS_PER_CHECK * env_num, quota=quota)
+    request = request._replace(frames=STEPS_PER_CHECK * env_num, quota=quota, on_host=on_episode is not None)
     cutter, batches, ends = EpisodeCutter(), list[FlatRollout](), list[Ended]()
     while quota.any() and not (ends and stops()):
         batch, ended = collect(request)

@@ -148,7 +148,7 @@ class OutputCheck:
             self._check(outputs, rows)
             self._last = form
         for name in self._to_cast:
-            outputs[name] = self._cast(name, outputs[name])
+            outputs[name] = self._cast(name, as_array(outputs[name]))
         if "action" not in outputs:
             action = unflatten(outputs, self._space)
             outputs = {"action": action, **{name: outputs[name] for name in outputs if name not in self.expected}}
@@ -184,7 +184,9 @@ class OutputCheck:
                 raise ValueError(
                     f"the policy returned {name!r} of shape {values.shape} for {rows} observations; it must be {should}"
                 )
-        layout = {name: (values.shape[1:], dtype_of_rows(values)) for name, values in outputs.items()}
+        layout = {
+            name: (tuple(values.shape[1:]), dtype_of_rows(as_array(values[:0]))) for name, values in outputs.items()
+        }
         if self.returned and layout != self.returned:
             raise TypeError(f"the policy returned {layout} (shape of a row, dtype) after {self.returned} before")
         in_space = {name: each for name, each in self.expected.items() if name in layout}
@@ -196,7 +198,9 @@ class OutputCheck:
                     f"{(rows, *expected)}"
                 )
         self._to_cast = [
-            name for name, each in layout.items() if in_space.get(name, each) != each or outputs[name].dtype != each[1]
+            name
+            for name, each in layout.items()
+            if in_space.get(name, each) != each or as_array(outputs[name][:0]).dtype != each[1]
         ]
         self.returned = layout
         self.layout = {
