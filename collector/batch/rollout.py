@@ -129,7 +129,6 @@ class Steps(ABC):
 
     @cached_property
     def _rewards(self) -> np.ndarray:
-        """Rewards on the host."""
         return nest.as_array(self.reward)
 
     @cached_property
@@ -378,7 +377,7 @@ def check_rewards(batch: Rollout | FlatRollout) -> None:
     if reward.dtype.kind != "f" or not np.isnan(reward).any():
         return
     at = tuple(np.argwhere(np.isnan(reward))[0][: len(batch.shape)])
-    action = nest.map(nest.as_array, nest.take(batch.action, at))
+    action = nest.map(nest.tensor_on_host, nest.take(batch.action, at))
     by_policy = any(leaf.dtype.kind == "f" and bool(np.isnan(leaf).any()) for leaf in nest.leaves(action))
     cause = " (the policy returned NaN)" if by_policy else ""
     error = RewardError(
@@ -401,6 +400,11 @@ def truncate_last(batch: Rollout | FlatRollout) -> None:
 def runs_of(batch: Steps) -> Runs:
     """Return the runs of a batch, which are computed once."""
     return batch._runs
+
+
+def rewards_of(batch: Steps) -> np.ndarray:
+    """Return the rewards of a batch on the host, to which they are copied once."""
+    return batch._rewards
 
 
 def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:

@@ -386,6 +386,19 @@ def test_a_round_of_a_simulator_copies_its_flags_to_the_host_and_the_places_of_e
     assert more["waits"] == more["downloads"] + more["uploads"]
 
 
+@needs_sim
+def test_a_reward_of_nan_on_the_device_is_found() -> None:
+    venv = from_gymnasium(Simulator(torch, device="sim"), tensors=True)
+    with SyncDataCollector(
+        venv, Net(lambda hidden: hidden / 0 * 0, 3, 2), device="sim", frames_per_batch=8
+    ) as collector:
+        for _ in range(2):  # from the second batch on, actions are tensors
+            with pytest.raises(
+                ValueError, match=r"reward of NaN in step 0 .* the action .*nan.* \(the policy returned NaN"
+            ):
+                collector.next()
+
+
 NARROW = ["samples, sync", "recurrent, sync, True", "trees, sync", "transforms, dict, sync", "TorchVectorEnv, dict"]
 NARROW += [
     "simulator, masked",
