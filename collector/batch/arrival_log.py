@@ -85,8 +85,10 @@ class ArrivalLog(StepLog):
         failed = np.isin(rows, np.concatenate([rows[:0], *self.failed]))
         beyond = np.flatnonzero(~failed)[len(rows) if all_steps else self.wanted :]
         count = int(beyond[0]) if len(beyond) else len(rows)
-        batch = FlatRollout(**arrived_columns(self.columns, rows[:count], failed[:count]))
+        batch, used = FlatRollout(**arrived_columns(self.columns, rows[:count], failed[:count])), self._used
         self._retain(rows[count:], failed[count:])
+        if self._size > 8 * used:  # an earlier batch was much larger
+            self._resize(2 * used)
         return batch
 
     def clear(self) -> None:
@@ -123,9 +125,9 @@ class ArrivalLog(StepLog):
     def _open_rows(self, ids: np.ndarray) -> slice:
         first, used = self._used, self._used + len(ids)
         if used > self._size:
-            columns = {
-                name: nest.map(lambda rows: resized(rows, 2 * used), tree) for name, tree in self.columns.items()
-            }
-            self.columns, self._size = columns, 2 * used
+            self._resize(2 * used)
         self._row[ids], self._used = np.arange(first, used), used
         return slice(first, used)
+
+    def _resize(self, size: int) -> None:
+        self.columns, self._size = nest.map(lambda rows: resized(rows[: self._used], size), self.columns), size

@@ -134,7 +134,7 @@ class Steps(ABC):
     @cached_property
     def _runs(self) -> Runs:
         mask = nest.as_array(self.mask)  # type: ignore[attr-defined]  # of the subclasses
-        ids, counts = (nest.as_array(each)[mask] for each in (self.traj_ids, self.step_count))
+        ids, counts = nest.as_array(self.traj_ids)[mask], nest.as_array(self.step_count)[mask]
         envs = nest.as_array(self.env_ids)[mask.nonzero()[0]]
         start, stop = trajectory_bounds(envs, ids, counts)
         return Runs(envs[start], ids[start], counts[start], start, stop)
@@ -165,9 +165,13 @@ class Steps(ABC):
         from collector.device.tensors import check_dtypes, to_device  # numpy batches need no torch
 
         names = [each.name for each in fields(self) if each.name not in ("broken_ids", "episode_returns")]
-        for name in names:
-            check_dtypes(name.removeprefix("all_"), getattr(self, name))
-        return replace(self, **{name: to_device(getattr(self, name), device) for name in names})
+        columns = {name: getattr(self, name) for name in names}
+        try:
+            return replace(self, **to_device(columns, device))
+        except TypeError:
+            for name, tree in columns.items():
+                check_dtypes(name.removeprefix("all_"), tree)  # raises an error with the path of the entry
+            raise
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

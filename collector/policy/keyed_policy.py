@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.step_extras import RowLayout, check_policy_names
+from collector.batch.step_extras import RowLayout
 from collector.policy.array_policy import ArrayPolicy
 from collector.policy.collector_policy import CollectorPolicy, Outputs
 from collector.policy.keyed_noise import KeyedNoise, restored_generators
@@ -38,7 +38,7 @@ class KeyedPolicy(CollectorPolicy):
         some = stands = len(env_ids) < env_num
         if len(rows) > env_num:
             obs, some = nest.map(partial(_padded, count=len(rows) - env_num), obs), True
-        call = partial(self._policy.outputs, obs, rows, infos, env_ids if stands else None)
+        call = partial(self._policy.actions, obs, rows, infos, env_ids if stands else None)
         assert self.noise is not None
         outputs: Outputs = call() if self._is_watched else self.noise.watch(call)
         self._is_watched = True
@@ -68,7 +68,6 @@ class KeyedPolicy(CollectorPolicy):
                 self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into its inputs
             self.noise.reason = reason
             self._policy.begin(slice(None))
-            check_policy_names(self.layout)
 
     def close(self) -> None:
         self._policy.close()
