@@ -53,6 +53,11 @@ class Elsewhere(gymnasium.Env):
     def do_raises_own(self) -> None:
         raise Own("of a module that the caller cannot import")
 
+    def do_floods(self) -> None:
+        sys.stderr.write(("flooded" + "." * 8192 + "\n") * 128)  # 1 MiB, the largest pipe
+        with open(self.path, "w") as file:
+            file.write("floods")
+
     def do_dies(self) -> None:
         sys.stderr.write("last words\n")
         sys.stderr.flush()
