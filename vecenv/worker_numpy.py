@@ -320,17 +320,18 @@ def start_guard(stream: Stream, limit: float | None) -> Any:
     stacks, theirs = os.pipe()
     faulthandler.register(signal.SIGUSR1, file=theirs, all_threads=False)
     first, is_init = os.getpid(), os.getpid() == 1
+    # The guard keeps these signals blocked. The worker may send SIGTERM to its group before the guard runs.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy may have threads, which the guard does not use
         forked = os.fork()
     if is_init == bool(forked):
         try:
             os.close(ours)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
             _guard(stream, line, forked or first, alive, stacks, limit or 0.0)
         finally:
             _end(forked)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     stream.line = line
     os.close(alive)
     os.close(stacks)

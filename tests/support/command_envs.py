@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -161,6 +162,14 @@ class _Dict(Space):
 
 
 _Box.__name__, _Discrete.__name__, _Dict.__name__ = "Box", "Discrete", "Dict"
+
+
+def ignores_sigterm() -> Any:
+    """Make an env that has started a process which ignores SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    env = Elsewhere()
+    env.do_starts()
+    return env
 
 
 def waits_for(path: str) -> Any:

@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,8 +15,10 @@ import pytest
 from tests.support.commands import COMMAND
 from tests.support.paths import ROOT
 from tests.support.places import PLACES, place
+from vecenv.backends.ipc.messages import READY, START, Channel
+from vecenv.worker_numpy import MAGIC, PROTOCOL, encode
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 PROGRAM = """
 import json, os, sys, time
 from vecenv import SubprocVectorEnv
@@ -58,6 +61,14 @@ def processes_with(token):
     return found
 
 
+def left_of(token):
+    """Return the processes with `token` that do not end."""
+    deadline = time.monotonic() + PATIENCE
+    while (left := processes_with(token)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
 @pytest.mark.parametrize("what", ["starts", "hangs"])
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "close", "SIGKILL of the command"])
 def test_no_process_is_left(before, end, what, tmp_path):
@@ -69,7 +80,6 @@ def test_no_process_is_left(before, end, what, tmp_path):
     with subprocess.Popen([sys.executable, "-c", PROGRAM, arguments], text=True, env=environ, **pipes) as program:
         assert program.stdout.readline() == "ready\n"
         assert len(processes_with(token)) >= 6  # per worker: worker, guard, child of the env
-        begin = time.monotonic()
         if end == "close":
             program.stdin.write("\n")
             program.stdin.flush()
@@ -82,7 +92,37 @@ def test_no_process_is_left(before, end, what, tmp_path):
         else:
             program.send_signal(getattr(signal, end))
             program.wait()
-        while (left := processes_with(token)) and time.monotonic() < begin + PATIENCE:
-            time.sleep(0.01)
-        assert left == []
+        assert left_of(token) == []
         program.kill()
+
+
+LATE_GUARD = """
+import os, sys, time
+import vecenv.worker
+def wait():  # in the guard, which is the first process that the worker forks
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+os.register_at_fork(after_in_child=wait)
+vecenv.worker.main([])
+"""
+
+
+def test_a_guard_that_starts_late_ends_the_processes_of_envs(tmp_path):
+    """The worker ends first, and has asked its process group to end by SIGTERM."""
+    token, path = f"VECENV_TEST={secrets.token_hex(8)}", tmp_path / "guard may start"
+    command = ["env", token, *COMMAND[1:3], "-c", LATE_GUARD, str(path)]
+    envs = [["tests.support.command_envs:ignores_sigterm", {}]]
+    start = {"envs": envs, "first_id": 0, "eager": False, "seeds": [bytes(32)] * 2, "step_timeout": None}
+    ours, theirs = socket.socketpair()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, process_group=0) as worker:
+        theirs.close()
+        channel = Channel(ours)
+        channel.write(START, 0, encode({"protocol": PROTOCOL, **start}))
+        assert ours.recv(len(MAGIC)) == MAGIC
+        channel.read()
+        assert channel.read().kind == READY
+        channel.close()
+        worker.wait()
+        assert processes_with(token)
+        path.touch()
+        assert left_of(token) == []
