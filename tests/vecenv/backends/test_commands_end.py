@@ -7,18 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.commands import COMMAND
 from tests.support.paths import ROOT
-from tests.support.places import PLACES, place
+from tests.support.places import PLACES, left_of, place, processes_with
 from vecenv.backends.ipc.messages import READY, START, Channel
 from vecenv.worker_numpy import MAGIC, PROTOCOL, encode
 
-PATIENCE = 60.0
+pytestmark = pytest.mark.timeout(600)  # the first test in a chroot makes it
 PROGRAM = """
 import json, os, sys, time
 from vecenv import SubprocVectorEnv
@@ -47,26 +46,6 @@ def before(request, tmp_path_factory):
     """Return the words that run a command in a place."""
     with place(request.param, tmp_path_factory.mktemp("place")) as words:
         yield words
-
-
-def processes_with(token):
-    """Return the pids and commands of processes that have `token` in their environment."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if token in Path(f"/proc/{pid}/environ").read_text(errors="replace"):
-                found.append((pid, Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")))
-        except OSError:
-            continue
-    return found
-
-
-def left_of(token):
-    """Return the processes with `token` that do not end."""
-    deadline = time.monotonic() + PATIENCE
-    while (left := processes_with(token)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return left
 
 
 @pytest.mark.parametrize("what", ["starts", "hangs"])
