@@ -19,7 +19,7 @@ from vecenv.worker_numpy import MAGIC, PROTOCOL, encode
 
 pytestmark = pytest.mark.timeout(600)  # the first test in a chroot makes it
 PROGRAM = """
-import json, sys
+import json, os, sys
 from vecenv import SubprocVectorEnv
 command, what = json.loads(sys.argv[1])
 fns = [("tests.support.command_envs:Elsewhere", {"what": what})] * 2
@@ -30,10 +30,10 @@ for _ in range(2):
     if what == "starts" or not _:
         while venv.waiting_id:
             venv.recv()
-print("ready", flush=True)
+os.write(1, b"ready\n")  # in one piece, because the envs print too
 sys.stdin.readline()
 venv.close()
-print("closed", flush=True)
+os.write(1, b"closed\n")
 """
 
 
