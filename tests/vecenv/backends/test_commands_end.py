@@ -30,10 +30,10 @@ for _ in range(2):
     if what == "starts" or not _:
         while venv.waiting_id:
             venv.recv()
-os.write(1, b"ready\n")  # in one piece, because the envs print too
+os.write(1, b"ready\\n")  # in one piece, because the envs print too
 sys.stdin.readline()
 venv.close()
-os.write(1, b"closed\n")
+os.write(1, b"closed\\n")
 """
 
 
