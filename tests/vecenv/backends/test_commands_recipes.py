@@ -59,7 +59,7 @@ def test_a_recipe_runs_envs(name, tmp_path):
 
 @pytest.mark.slow
 def test_a_host_that_does_not_answer_ends_its_workers(tmp_path):
-    """When the network is back, the envs start again, and the old worker has ended."""
+    """The envs start again as soon as the network is back, and the old worker has ended."""
     token = f"VECENV_TEST={secrets.token_hex(8)}"
     with network() as (address, inside), ssh_server(tmp_path, address, inside) as words:
         alive = ["-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=2"]
