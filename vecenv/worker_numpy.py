@@ -373,14 +373,14 @@ def arguments_of(error: BaseException) -> list[Any]:
         return []
 
 
-LAYOUT: dict[str, Any] = {"$layout": tuple, "$leaf": lambda leaf: Tagged("$leaf", leaf), "$objects": lambda leaf: None}
+LAYOUT: dict[str, Any] = {"$layout": tuple, "$leaf": lambda leaf: np.zeros(*leaf[1:]), "$objects": lambda leaf: None}
+"""Functions that build the tree of a layout. Its leaves are arrays of zeros, or None for parts without an array."""
 
 
-def blank(layout: Any) -> list[np.ndarray]:
-    """Return an array of zeros per leaf of a layout."""
+def leaves(layout: Any) -> list[np.ndarray]:
     if isinstance(layout, (dict, tuple)):
-        return [array for part in (layout.values() if isinstance(layout, dict) else layout) for array in blank(part)]
-    return [] if layout is None else [np.zeros(*layout.content[1:])]
+        return [leaf for part in (layout.values() if isinstance(layout, dict) else layout) for leaf in leaves(part)]
+    return [] if layout is None else [layout]
 
 
 def split(layout: Any, value: Any, arrays: list[np.ndarray], objects: list[Any], path: str = "obs") -> None:
@@ -393,7 +393,7 @@ def split(layout: Any, value: Any, arrays: list[np.ndarray], objects: list[Any],
     elif layout is None:
         objects.append(value)
     else:
-        [target], found = blank(layout), np.asarray(value)
+        target, found = np.empty_like(layout), np.asarray(value)
         if found.size != target.size or (found.ndim and found.shape != target.shape and found.size > 1):
             raise ValueError(f"{path} has the shape {found.shape}, the space has {target.shape}")
         target[...] = found = found.reshape(target.shape)
@@ -447,7 +447,7 @@ class Server:
 
     def _bind(self, layout: Any) -> None:
         self.obs, self.action = layout
-        self.rows = [[*blank(self.obs), *NO_REWARD] for _ in self.envs]
+        self.rows = [[*leaves(self.obs), *NO_REWARD] for _ in self.envs]
         self.finals: list[list[Any]] = [[] for _ in self.envs]
 
     def _guarded(self, doing: int, j: int, op: str, function: Any, *args: Any) -> Any:
@@ -465,7 +465,7 @@ class Server:
     def _round(self, payload: bytearray) -> None:
         k = len(self.envs)
         seeds, end, actions = np.frombuffer(payload, "<i8", k, k), 9 * k, []
-        for leaf in blank(self.action):
+        for leaf in leaves(self.action):
             actions.append(np.ndarray((k, *leaf.shape), leaf.dtype, payload, end))
             end += k * leaf.nbytes
         objects = decode(payload[end:]) if len(payload) > end else {}
