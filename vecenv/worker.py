@@ -46,11 +46,9 @@ class WorkerStream(Stream):
         super().write(kind, self.line[BUSY_NS] if kind == ANSWERS else number, *parts)
 
     def read(self, looking: SpinWait | None = None) -> Frame:
-        while (frame := self.take()) is None:
-            if looking is not None:
-                looking.until(self._has_arrived)
-            self.receive()
-        return Frame(*frame)
+        if looking is not None:
+            looking.until(self._has_arrived)
+        return Frame(*self.read_frame())
 
     def _has_arrived(self) -> bool:
         return bool(self._poller.poll(0))

@@ -16,9 +16,7 @@ import inspect
 import json
 import mmap
 import os
-import platform
 import random
-import re
 import select
 import signal
 import struct
@@ -38,7 +36,8 @@ STEP, RESET, STEP_OBJECT, RESET_KWARGS, AUTORESET = 1, 2, 3, 4, 64
 DONE, EXTRA, FINAL = 128, 1, 2
 PROGRESS, BUSY_NS, DOING, HUNG = 0, 2, 3, 4  # numbers that worker and guard share
 NOTHING, A_ROUND, A_CALL, SENDING = range(4)
-DTYPE = re.compile(r"[<>|=]?[biufcSU][0-9]+")
+NO_REWARD = np.float64(0), np.bool_(False), np.bool_(False)
+KINDS = "biufcSU"  # of dtypes
 
 
 class Tagged:
@@ -55,36 +54,33 @@ def encode(value: Any, convert: Callable[[Any], Any] = lambda value: None, stric
     """
     data = bytearray()
 
-    def put(bytes_of: bytes) -> int:
-        data.extend(bytes_of)
-        return len(data) - len(bytes_of)
-
     def tree(v: Any, depth: int = 0) -> Any:
-        kind = type(v)
+        kind, start = type(v), len(data)
         if v is None or kind in (bool, int, str):
             return v
-        if isinstance(v, (np.ndarray, np.generic)) and v.dtype.kind in "biufcSU" and v.dtype.itemsize:
-            if isinstance(v, np.ndarray):
-                return {"$array": [v.dtype.str, list(v.shape), put(v.tobytes())]}
-            return {"$scalar": [v.dtype.str, put(v.tobytes())]}
         if kind is float:
             return v if np.isfinite(v) else {"$float": repr(v)}
-        if depth < 100 and (found := convert(v)) is not None:
-            v = found
-        if isinstance(v, Tagged):
-            return {v.tag: tree(v.content, depth + 1)}
+        if isinstance(v, (np.ndarray, np.generic)) and v.dtype.kind in KINDS and v.dtype.itemsize:
+            data.extend(v.tobytes())
+            is_array = isinstance(v, np.ndarray)
+            return {"$array": [v.dtype.str, list(v.shape), start]} if is_array else {"$scalar": [v.dtype.str, start]}
         if isinstance(v, (bytes, bytearray)):
-            return {"$bytes": [put(bytes(v)), len(v)]}
-        if isinstance(v, (list, tuple)) and depth < 100:
-            parts = [tree(part, depth + 1) for part in v]
-            return parts if isinstance(v, list) else {"$tuple": parts}
-        if isinstance(v, dict) and depth < 100 and all(isinstance(key, (str, int, np.integer)) for key in v):
-            if all(isinstance(key, str) and key[:1] != "$" for key in v):
-                return {str(key): tree(part, depth + 1) for key, part in v.items()}
-            keys = [str(key) if isinstance(key, str) else int(key) for key in v]
-            return {"$dict": [[key, tree(part, depth + 1)] for key, part in zip(keys, v.values())]}
+            data.extend(v)
+            return {"$bytes": [start, len(v)]}
         if isinstance(v, (str, int, float)):  # their subclasses
             return str(v) if isinstance(v, str) else int(v) if isinstance(v, int) else tree(float(v))
+        if depth < 100:
+            found = convert(v)
+            v = v if found is None else found
+            if isinstance(v, Tagged):
+                return {v.tag: tree(v.content, depth + 1)}
+            if isinstance(v, (list, tuple)):
+                parts = [tree(part, depth + 1) for part in v]
+                return parts if isinstance(v, list) else {"$tuple": parts}
+            if isinstance(v, dict) and all(isinstance(key, (str, int, np.integer)) for key in v):
+                pairs = [(str(k) if isinstance(k, str) else int(k), tree(part, depth + 1)) for k, part in v.items()]
+                is_object = all(isinstance(key, str) and key[:1] != "$" for key, _ in pairs)
+                return dict(pairs) if is_object else {"$dict": pairs}
         if strict:
             raise TypeError(f"a {kind.__module__}.{kind.__qualname__} cannot cross to the worker of a command")
         return {"$text": [f"{kind.__module__}.{kind.__qualname__}", text_of(v)]}
@@ -109,16 +105,16 @@ def decode(payload: Any, tags: dict[str, Callable[[Any], Any]] = {}) -> Any:  # 
     end = 4 + struct.unpack_from("<I", view)[0]
     data = view[end:]
 
-    def array(dtype: str, shape: list[int], start: int) -> Any:
-        if not DTYPE.fullmatch(dtype) or not all(type(size) is int and size >= 0 for size in (*shape, start)):
-            raise ValueError(f"wrong array {dtype!r} {shape!r}")
-        size = np.dtype(dtype).itemsize
-        if not size:
-            raise ValueError(f"the dtype {dtype!r} has no bytes")
+    def array(name: str, shape: list[int], start: int) -> Any:
+        dtype = np.dtype(name)
+        size = dtype.itemsize
+        for each in (*shape, start):
+            if type(each) is not int or each < 0:
+                raise ValueError(f"an array of the shape {shape!r} at {start!r}")
         for each in shape:
             size *= each
-        if size > len(data) - start:
-            raise ValueError(f"an array of {size} bytes is longer than its message")
+        if dtype.kind not in KINDS or not dtype.itemsize or size > len(data) - start:
+            raise ValueError(f"an array {name!r} of {size} bytes in a message of {len(data)}")
         return np.ndarray(shape, dtype, bytes(data[start : start + size]) or b"\0").copy()
 
     def value(v: Any) -> Any:
@@ -148,17 +144,10 @@ def decode(payload: Any, tags: dict[str, Callable[[Any], Any]] = {}) -> Any:  # 
 
 
 SPACES = {
-    "Box": ("low", "high"),
-    "Discrete": ("n", "start"),
-    "MultiDiscrete": ("nvec", "start"),
-    "MultiBinary": ("shape",),
-    "Text": ("min_length", "max_length", "characters"),
-    "Dict": ("spaces",),
-    "Tuple": ("spaces",),
-    "OneOf": ("spaces",),
-    "Sequence": ("feature_space", "stack"),
-    "Graph": ("node_space", "edge_space"),
-}
+    "Box": ("low", "high"), "Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "MultiBinary": ("shape",),
+    "Text": ("min_length", "max_length", "characters"), "Dict": ("spaces",), "Tuple": ("spaces",), "OneOf": ("spaces",),
+    "Sequence": ("feature_space", "stack"), "Graph": ("node_space", "edge_space"),
+}  # fmt: skip
 """Attributes that define a space of gym or gymnasium, by class."""
 
 
@@ -197,13 +186,14 @@ class AnyGym:
         return name in self._reset or any(each.kind is each.VAR_KEYWORD for each in self._reset.values())
 
     def reset(self, seed: Any = None, options: Any = None) -> Any:
-        kwargs = {name: each for name, each in (("seed", seed), ("options", options)) if each is not None}
         if seed is not None and not self._takes("seed"):
-            self._seed(kwargs.pop("seed"))
-        result = self.env.reset(**{name: each for name, each in kwargs.items() if self._takes(name)})
-        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
-            return self._known_keys(*result)
-        return self._known_keys(result, {})
+            self._seed(seed)
+        given = {"seed": seed, "options": options}
+        result = self.env.reset(
+            **{name: each for name, each in given.items() if each is not None and self._takes(name)}
+        )
+        has_info = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        return self._known_keys(*(result if has_info else (result, {})))
 
     def _seed(self, seed: int) -> None:
         try:
@@ -234,8 +224,7 @@ class AnyGym:
         return self.env.render(**kwargs)
 
     def close(self) -> None:
-        if hasattr(self.env, "close"):
-            self.env.close()
+        getattr(self.env, "close", lambda: None)()
 
 
 def make_env(name: str, kwargs: dict[str, Any]) -> Any:
@@ -256,7 +245,7 @@ class Stream:
     line: Any = (0,) * 8
 
     def __init__(self) -> None:
-        self.input, self.output, self._read = os.dup(0), os.dup(1), bytearray()
+        self.input, self.output = os.dup(0), os.dup(1)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
@@ -264,7 +253,7 @@ class Stream:
 
     def greet(self, worker: str, **versions: str) -> dict[str, Any]:
         """Send the first frame, and return the content of START."""
-        versions = {"python": platform.python_version(), "numpy": np.__version__, **versions}
+        versions = {"python": sys.version.split()[0], "numpy": np.__version__, **versions}
         os.write(self.output, MAGIC)
         self.write(HELLO, 0, encode({"protocol": PROTOCOL, "worker": worker, **versions}))
         kind, _, payload = self.read_frame()
@@ -280,27 +269,19 @@ class Stream:
         while view:
             view = view[os.write(self.output, view) :]
 
-    def receive(self) -> None:
-        chunk = os.read(self.input, 1 << 18)
-        if not chunk:
-            raise EOFError
-        self._read += chunk
+    def read_frame(self) -> tuple[int, int, bytearray]:
+        """Return kind, number and payload of the next frame."""
+        size, kind, number = HEADER.unpack(self._read(HEADER.size))
+        return kind, number, self._read(size)
 
-    def take(self) -> Any:
-        """Return (kind, number, payload), or None if the frame is incomplete."""
-        if len(self._read) < HEADER.size:
-            return None
-        size, kind, number = HEADER.unpack_from(self._read)
-        if len(self._read) < HEADER.size + size:
-            return None
-        payload = bytes(self._read[HEADER.size : HEADER.size + size])
-        del self._read[: HEADER.size + size]
-        return kind, number, payload
-
-    def read_frame(self) -> Any:
-        while (frame := self.take()) is None:
-            self.receive()
-        return frame
+    def _read(self, size: int) -> bytearray:
+        data = bytearray()
+        while len(data) < size:
+            chunk = os.read(self.input, min(size - len(data), 1 << 18))
+            if not chunk:
+                raise EOFError
+            data += chunk
+        return data
 
 
 def start_guard(stream: Stream, limit: float | None) -> Any:
@@ -320,17 +301,21 @@ def start_guard(stream: Stream, limit: float | None) -> Any:
     stacks, theirs = os.pipe()
     faulthandler.register(signal.SIGUSR1, file=theirs, all_threads=False)
     first, is_init = os.getpid(), os.getpid() == 1
+    # The guard keeps these signals blocked. The worker may send SIGTERM to its group before the guard runs.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy may have threads, which the guard does not use
         forked = os.fork()
     if is_init == bool(forked):
         try:
             os.close(ours)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
             _guard(stream, line, forked or first, alive, stacks, limit or 0.0)
         finally:
-            _end(forked)
+            if forked:  # the kernel ends all processes of the namespace
+                pid, status = os.waitpid(forked, os.WNOHANG)
+                os._exit(os.WEXITSTATUS(status) if pid and os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
+            os.killpg(0, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     stream.line = line
     os.close(alive)
     os.close(stacks)
@@ -342,14 +327,6 @@ def start_guard(stream: Stream, limit: float | None) -> Any:
 
     os.register_at_fork(after_in_child=close_ends)  # copies in processes of envs would hide an end
     return line
-
-
-def _end(worker: int) -> None:
-    """End this process and its group. `worker`: the child of process 1, or 0."""
-    if worker:  # the kernel ends all processes of the namespace
-        pid, status = os.waitpid(worker, os.WNOHANG)
-        os._exit(os.WEXITSTATUS(status) if pid and os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
-    os.killpg(0, signal.SIGKILL)
 
 
 def _guard(stream: Stream, line: Any, worker: int, alive: int, stacks: int, limit: float) -> None:
@@ -396,47 +373,40 @@ def arguments_of(error: BaseException) -> list[Any]:
         return []
 
 
-LAYOUT: dict[str, Any] = {"$layout": tuple, "$leaf": lambda leaf: Tagged("$leaf", leaf), "$objects": lambda leaf: None}
+LAYOUT: dict[str, Any] = {"$layout": tuple, "$leaf": lambda leaf: np.zeros(*leaf[1:]), "$objects": lambda leaf: None}
+"""Functions that build the tree of a layout. Its leaves are arrays of zeros, or None for parts without an array."""
 
 
-def arrays(layout: Any, k: int) -> Any:
-    """Return the arrays (k, *shape) of a layout. A part without an array is None."""
-    if isinstance(layout, dict):
-        return {key: arrays(part, k) for key, part in layout.items()}
-    if isinstance(layout, tuple):
-        return tuple(arrays(part, k) for part in layout)
-    return None if layout is None else np.zeros((k, *layout.content[1]), layout.content[2])
+def leaves(layout: Any) -> list[np.ndarray]:
+    if isinstance(layout, (dict, tuple)):
+        return [leaf for part in (layout.values() if isinstance(layout, dict) else layout) for leaf in leaves(part)]
+    return [] if layout is None else [layout]
 
 
-def leaves(tree: Any) -> Iterator[np.ndarray]:
-    for part in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else ():
-        yield from leaves(part)
-    if isinstance(tree, np.ndarray):
-        yield tree
-
-
-def put(tree: Any, j: int, value: Any, objects: list[Any], path: str = "obs") -> None:
-    """Write an observation into row j, and append its parts without an array to `objects`."""
-    if isinstance(tree, (dict, tuple)):
-        if len(value) != len(tree):
-            raise ValueError(f"{path} has {len(value)} parts, expected {len(tree)}")
-        for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            put(part, j, value[key], objects, f"{path}[{key!r}]")
-    elif tree is None:
+def split(layout: Any, value: Any, arrays: list[np.ndarray], objects: list[Any], path: str = "obs") -> None:
+    """Append the arrays of an observation to `arrays`, and its other parts to `objects`."""
+    if isinstance(layout, (dict, tuple)):
+        if len(value) != len(layout):
+            raise ValueError(f"{path} has {len(value)} parts, expected {len(layout)}")
+        for key, part in layout.items() if isinstance(layout, dict) else enumerate(layout):
+            split(part, value[key], arrays, objects, f"{path}[{key!r}]")
+    elif layout is None:
         objects.append(value)
     else:
-        array = np.asarray(value)
-        if array.size != tree[j].size or (array.ndim and array.shape != tree.shape[1:] and array.size > 1):
-            raise ValueError(f"{path} has the shape {array.shape}, the space has {tree.shape[1:]}")
-        tree[j] = array.reshape(tree.shape[1:])
-        if tree.dtype.kind in "biu" and not np.array_equal(tree[j], array.reshape(tree.shape[1:])):
-            raise ValueError(f"{path} has values that {tree.dtype} cannot hold: {array.min()} to {array.max()}")
+        target, found = np.empty_like(layout), np.asarray(value)
+        if found.size != target.size or (found.ndim and found.shape != target.shape and found.size > 1):
+            raise ValueError(f"{path} has the shape {found.shape}, the space has {target.shape}")
+        target[...] = found = found.reshape(target.shape)
+        if target.dtype.kind in "biu" and not np.array_equal(target, found):
+            raise ValueError(f"{path} has values that {target.dtype} cannot hold: {found.min()} to {found.max()}")
+        arrays.append(target)
 
 
-def row(tree: Any, j: int) -> Any:
-    if isinstance(tree, dict):
-        return {key: row(part, j) for key, part in tree.items()}
-    return tuple(row(part, j) for part in tree) if isinstance(tree, tuple) else tree[j].copy()
+def join(layout: Any, arrays: Iterator[np.ndarray]) -> Any:
+    """Return an action of the next arrays."""
+    if isinstance(layout, dict):
+        return {key: join(part, arrays) for key, part in layout.items()}
+    return tuple(join(part, arrays) for part in layout) if isinstance(layout, tuple) else next(arrays)
 
 
 class Server:
@@ -466,8 +436,7 @@ class Server:
                 self._round(payload)
             elif kind == CALL:
                 op, calls = decode(payload)
-                function = getattr(self, f"_{op}", None) or self._refuse(op)
-                found = {j: self._guarded(A_CALL, j, op, function, j, *calls[j]) for j in calls}
+                found = {j: self._guarded(A_CALL, j, op, self._call, j, op, calls[j]) for j in calls}
                 self.stream.write(REPLY, number, encode(found, space_as_value))
             elif kind == SYNC:
                 self.stream.write(SYNCED, number)
@@ -477,10 +446,9 @@ class Server:
                 return
 
     def _bind(self, layout: Any) -> None:
-        k, (obs, action) = len(self.envs), layout
-        self.obs, self.final = arrays(obs, k), arrays(obs, k)
-        self.reward, self.ends = np.zeros(k), (np.zeros(k, bool), np.zeros(k, bool))
-        self.action = None if action is None else arrays(action, k)
+        self.obs, self.action = layout
+        self.rows = [[*leaves(self.obs), *NO_REWARD] for _ in self.envs]
+        self.finals: list[list[Any]] = [[] for _ in self.envs]
 
     def _guarded(self, doing: int, j: int, op: str, function: Any, *args: Any) -> Any:
         """Return the result of `function`, or a failure. The guard limits the time of the call."""
@@ -489,111 +457,94 @@ class Server:
         try:
             return function(*args)
         except BaseException as error:
-            return failure(error, self.first_id + j, op)
+            failed = failure(error, self.first_id + j, op)
+            return [None, None, None, failed, None] if doing == A_ROUND else failed
         finally:
             self.line[DOING] = NOTHING
 
-    def _round(self, payload: bytes) -> None:
-        k = end = len(self.envs)
-        seeds = np.zeros(k, np.int64)
-        for array in (seeds, *leaves(self.action)):
-            start, end = end, end + array.nbytes
-            array[...] = np.ndarray(array.shape, array.dtype, payload, start)
+    def _round(self, payload: bytearray) -> None:
+        k = len(self.envs)
+        seeds, end, actions = np.frombuffer(payload, "<i8", k, k), 9 * k, []
+        for leaf in leaves(self.action):
+            actions.append(np.ndarray((k, *leaf.shape), leaf.dtype, payload, end))
+            end += k * leaf.nbytes
         objects = decode(payload[end:]) if len(payload) > end else {}
         asked, begin = [j for j in range(k) if payload[j]], time.perf_counter_ns()
         for some in [[j] for j in asked] if self.eager else [asked]:
-            extras = {j: self._extra(j, payload[j], int(seeds[j]), objects.get(j)) for j in some}
+            extras = {}
+            for j in some:
+                is_array = payload[j] & ~AUTORESET == STEP
+                given = join(self.action, (each[j].copy() for each in actions)) if is_array else objects.get(j)
+                extras[j] = self._play(j, payload[j], int(seeds[j]), given)
             self.line[BUSY_NS] += time.perf_counter_ns() - begin
             self._answer(some, {j: extra for j, extra in extras.items() if any(part is not None for part in extra)})
             begin = time.perf_counter_ns()
 
-    def _extra(self, j: int, op: int, seed: int, given: Any) -> list[Any]:
+    def _play(self, j: int, op: int, seed: int, given: Any) -> list[Any]:
         """Step or reset env j. Return [info, object leaves, reward vector, failure, [objects, info, None]]."""
         if op in (RESET, RESET_KWARGS):
-            found = self._guarded(A_ROUND, j, "reset", self._reset, j, given or {})
-            self.reward[j], self.ends[0][j], self.ends[1][j] = 0.0, False, False
-            return found if isinstance(found, list) else [None, None, None, found, None]
-        action = row(self.action, j) if op & ~AUTORESET == STEP else given
-        last = self._guarded(A_ROUND, j, "step", self._step, j, action)
-        if not isinstance(last, list):
-            return [None, None, None, last, None]
-        if not (op & AUTORESET and (self.ends[0][j] or self.ends[1][j])):
+            self.rows[j][-3:] = NO_REWARD
+            return self._guarded(A_ROUND, j, "reset", self._reset, j, given or {})
+        last = self._guarded(A_ROUND, j, "step", self._step, j, given)
+        if last[3] is not None or not (op & AUTORESET and any(self.rows[j][-2:])):
             return last
-        for obs, final in zip(leaves(self.obs), leaves(self.final)):
-            final[j] = obs[j]
-        kwargs = {} if seed < 0 else {"seed": seed}
-        first = self._guarded(A_ROUND, j, "reset", self._reset, j, kwargs)
-        if isinstance(first, list):
+        self.finals[j] = self.rows[j][:-3]
+        first = self._guarded(A_ROUND, j, "reset", self._reset, j, {} if seed < 0 else {"seed": seed})
+        if first[3] is None:
             return [first[0], first[1], last[2], None, [last[1], last[0] or {}, None]]
-        for obs, final in zip(leaves(self.obs), leaves(self.final)):
-            obs[j] = final[j]
-        first.content["stepped"] = True
-        return [*last[:3], first, None]
+        first[3].content["stepped"] = True
+        return [*last[:3], first[3], None]
 
     def _reset(self, j: int, kwargs: dict[str, Any]) -> list[Any]:
         obs, info = self.envs[j].reset(**kwargs)
-        objects: list[Any] = []
-        put(self.obs, j, obs, objects)
-        return [info or None, objects or None, None, None, None]
+        return self._observe(j, obs, info, self.rows[j][-3:])
 
     def _step(self, j: int, action: Any) -> list[Any]:
-        obs, reward, self.ends[0][j], self.ends[1][j], info = self.envs[j].step(action)
-        objects: list[Any] = []
-        put(self.obs, j, obs, objects)
+        obs, reward, terminated, truncated, info = self.envs[j].step(action)
         vector = np.asarray(reward, np.float64)
-        self.reward[j] = 0.0 if vector.size > 1 else vector.reshape(())
-        return [info or None, objects or None, vector if vector.size > 1 else None, None, None]
+        number = np.float64(0) if vector.size > 1 else vector.reshape(())
+        extra = self._observe(j, obs, info, [number, np.bool_(terminated), np.bool_(truncated)])
+        extra[2] = vector if vector.size > 1 else None
+        return extra
+
+    def _observe(self, j: int, obs: Any, info: Any, rest: list[Any]) -> list[Any]:
+        arrays: list[Any] = []
+        objects: list[Any] = []
+        split(self.obs, obs, arrays, objects)
+        self.rows[j] = arrays + rest
+        return [info or None, objects or None, None, None, None]
 
     def _answer(self, some: list[int], extras: dict[int, Any]) -> None:
         self.line[DOING] = SENDING
         status = bytearray(len(self.envs))
         for j in some:
             status[j] = DONE | (EXTRA if j in extras else 0) | (FINAL if j in extras and extras[j][4] else 0)
-        rows = [each[some].tobytes() for each in (*leaves(self.obs), self.reward, *self.ends)]
-        ended = [j for j in some if status[j] & FINAL]
-        rows += [each[ended].tobytes() for each in leaves(self.final)]
+        columns = [*zip(*(self.rows[j] for j in some)), *zip(*(self.finals[j] for j in some if status[j] & FINAL))]
         rest = encode(list(extras.items())) if extras else b""
-        self.stream.write(ANSWERS, self.line[BUSY_NS], bytes(status), *rows, rest)
+        arrays = (each.tobytes() for column in columns for each in column)
+        self.stream.write(ANSWERS, self.line[BUSY_NS], status, *arrays, rest)
         self.line[DOING] = NOTHING
 
-    def _refuse(self, op: str) -> Callable[..., None]:
-        def refuse(*args: Any) -> None:
+    def _call(self, j: int, op: str, args: list[Any]) -> Any:
+        if op == "render":
+            return self.envs[j].render(**args[0])
+        if op == "seed":
+            self.envs[j].action_space.seed(*args)
+            return True  # the next reset seeds the env
+        if op == "wrapper_classes":
+            return []
+        if op not in ("get_env_attr", "has_attr", "set_env_attr", "call"):
             raise NotImplementedError(f"worker_numpy.py has no {op}; python -m vecenv.worker has it")
-
-        return refuse
-
-    def _layer(self, j: int, name: str) -> Any:
-        env = self.envs[j].env
-        while not hasattr(env, name) and "env" in vars(env):
-            env = env.env
-        return env
-
-    def _get_env_attr(self, j: int, name: str) -> Any:
-        return getattr(self._layer(j, name), name)
-
-    def _has_attr(self, j: int, name: str) -> bool:
-        return hasattr(self._layer(j, name), name)
-
-    def _set_env_attr(self, j: int, name: str, value: Any) -> None:
-        env = self.envs[j].env
+        name, env = args[0], self.envs[j].env
         # An attribute that a wrapper forwards by `__getattr__` belongs to a layer inside.
         while name not in vars(env) and not hasattr(type(env), name) and "env" in vars(env):
             env = env.env
-        setattr(env, name, value)
-
-    def _call(self, j: int, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        found = self._get_env_attr(j, name)
-        return found(*args, **kwargs) if callable(found) else found
-
-    def _render(self, j: int, kwargs: dict[str, Any]) -> Any:
-        return self.envs[j].render(**kwargs)
-
-    def _wrapper_classes(self, j: int) -> list[str]:
-        return []
-
-    def _seed(self, j: int, seed: int) -> bool:
-        self.envs[j].action_space.seed(seed)
-        return True  # the next reset seeds the env
+        if op == "has_attr":
+            return hasattr(env, name)
+        if op == "set_env_attr":
+            return setattr(env, *args)
+        found = getattr(env, name)
+        return found(*args[1], **args[2]) if op == "call" and callable(found) else found
 
 
 def main() -> None:

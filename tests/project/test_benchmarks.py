@@ -98,6 +98,7 @@ def test_calls_are_counted_in_the_workers_too(tmp_path):
 
 SCRIPTS = [
     ("coroutines", "--envs", "5", "--rounds", "1", "--repeats", "1", "gather", "coroutines", "threads"),
+    ("commands", "--rounds", "1", "--seconds", "0.01", "frames", "proxies"),
     ("threads", "CartPole x 8", "--seconds", "0.1"),
     ("sync_steps", "CartPole x 8", "--seconds", "0.1"),
     ("job_cost", "--steps", "2000", "--rounds", "1"),

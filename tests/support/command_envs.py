@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +54,11 @@ class Elsewhere(gymnasium.Env):
     def do_raises_own(self) -> None:
         raise Own("of a module that the caller cannot import")
 
+    def do_floods(self) -> None:
+        sys.stderr.write(("flooded" + "." * 8192 + "\n") * 128)  # 1 MiB, the largest pipe
+        with open(self.path, "w") as file:
+            file.write("floods")
+
     def do_dies(self) -> None:
         sys.stderr.write("last words\n")
         sys.stderr.flush()
@@ -60,9 +66,7 @@ class Elsewhere(gymnasium.Env):
 
     def do_hangs(self) -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        if self.path:
-            with open(self.path, "w") as file:
-                file.write("hangs")
+        os.write(1, b"hangs\n")
         ctypes.PyDLL(None).sleep(600)  # with the interpreter lock
 
     def do_starts(self) -> None:
@@ -156,6 +160,14 @@ class _Dict(Space):
 
 
 _Box.__name__, _Discrete.__name__, _Dict.__name__ = "Box", "Discrete", "Dict"
+
+
+def ignores_sigterm() -> Any:
+    """Make an env that has started a process which ignores SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    env = Elsewhere()
+    env.do_starts()
+    return env
 
 
 def waits_for(path: str) -> Any:

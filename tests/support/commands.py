@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -9,7 +10,8 @@ from tests.support.paths import ROOT
 from vecenv import SubprocVectorEnv
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 
-COMMAND = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "vecenv.worker"]
+COMMAND = ["env", f"PYTHONPATH={ROOT}", os.environ.get("VECENV_WORKER", sys.executable), "-m", "vecenv.worker"]
+"""Worker of this checkout. VECENV_WORKER: another interpreter, with numpy, gymnasium and cloudpickle."""
 
 
 def unpickled(blob: bytes) -> Any:

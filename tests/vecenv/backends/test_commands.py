@@ -1,6 +1,7 @@
 """Workers that a command starts: `python -m vecenv.worker`, worker_numpy.py, and programs that send nonsense."""
 
 import subprocess
+import time
 from functools import partial
 
 import numpy as np
@@ -220,6 +221,21 @@ def test_prints_of_envs_go_to_stderr(command, capfd):
         "printed by Python",
         "printed by a program",
     ]
+
+
+@both
+def test_prints_do_not_wait_until_the_program_waits(command, tmp_path, capfd):
+    path = tmp_path / "printed"
+    with SubprocVectorEnv([(ENV, {"what": "floods", "path": str(path)})], worker_command=command) as venv:
+        venv.reset()
+        venv.step([0])
+        venv.send([0])
+        deadline = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert path.exists()
+        venv.recv()
+    assert capfd.readouterr().err.count("flooded") == 128
 
 
 def test_a_text_before_the_handshake_is_skipped():

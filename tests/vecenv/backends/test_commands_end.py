@@ -4,23 +4,25 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.commands import COMMAND
 from tests.support.paths import ROOT
-from tests.support.places import PLACES, place
+from tests.support.places import PLACES, left_of, place, processes_with
+from vecenv.backends.ipc.messages import READY, START, Channel
+from vecenv.worker_numpy import MAGIC, PROTOCOL, encode
 
-PATIENCE = 10.0
+pytestmark = pytest.mark.timeout(600)  # the first test in a chroot makes it
 PROGRAM = """
-import json, os, sys, time
+import json, os, sys
 from vecenv import SubprocVectorEnv
-command, what, folder = json.loads(sys.argv[1])
-fns = [("tests.support.command_envs:Elsewhere", {"what": what, "path": f"{folder}/{i}"}) for i in range(2)]
+command, what = json.loads(sys.argv[1])
+fns = [("tests.support.command_envs:Elsewhere", {"what": what})] * 2
 venv = SubprocVectorEnv(fns, num_workers=2, worker_command=command, wait_num=1)
 venv.reset()
 for _ in range(2):
@@ -28,12 +30,10 @@ for _ in range(2):
     if what == "starts" or not _:
         while venv.waiting_id:
             venv.recv()
-while what == "hangs" and len(os.listdir(folder)) < 2:
-    time.sleep(0.01)
-print("ready", flush=True)
+os.write(1, b"ready\\n")  # in one piece, because the envs print too
 sys.stdin.readline()
 venv.close()
-print("closed", flush=True)
+os.write(1, b"closed\\n")
 """
 
 
@@ -46,34 +46,30 @@ def before(request, tmp_path_factory):
         yield words
 
 
-def processes_with(token):
-    """Return the pids and commands of processes that have `token` in their environment."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if token in Path(f"/proc/{pid}/environ").read_text(errors="replace"):
-                found.append((pid, Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")))
-        except OSError:
-            continue
-    return found
+def read_until(file, lines):
+    """Read until each of these lines has come."""
+    while lines:
+        line = file.readline()
+        assert line, f"the program ended before it printed {lines}"
+        if line.strip() in lines:
+            lines.remove(line.strip())
 
 
 @pytest.mark.parametrize("what", ["starts", "hangs"])
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "close", "SIGKILL of the command"])
-def test_no_process_is_left(before, end, what, tmp_path):
+def test_no_process_is_left(before, end, what):
     token = f"VECENV_TEST={secrets.token_hex(8)}"
     command = [*before, "env", token, *COMMAND[1:]]
-    arguments = json.dumps([command, what, str(tmp_path)])
+    arguments = json.dumps([command, what])
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen([sys.executable, "-c", PROGRAM, arguments], text=True, env=environ, **pipes) as program:
-        assert program.stdout.readline() == "ready\n"
+        read_until(program.stdout, ["ready"] + ["hangs"] * 2 * (what == "hangs"))
         assert len(processes_with(token)) >= 6  # per worker: worker, guard, child of the env
-        begin = time.monotonic()
         if end == "close":
             program.stdin.write("\n")
             program.stdin.flush()
-            assert program.stdout.readline() == "closed\n"
+            read_until(program.stdout, ["closed"])
         elif end == "SIGKILL of the command":
             children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
             for pid in children:
@@ -82,7 +78,37 @@ def test_no_process_is_left(before, end, what, tmp_path):
         else:
             program.send_signal(getattr(signal, end))
             program.wait()
-        while (left := processes_with(token)) and time.monotonic() < begin + PATIENCE:
-            time.sleep(0.01)
-        assert left == []
+        assert left_of(token) == []
         program.kill()
+
+
+LATE_GUARD = """
+import os, sys, time
+import vecenv.worker
+def wait():  # in the guard, which is the first process that the worker forks
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+os.register_at_fork(after_in_child=wait)
+vecenv.worker.main([])
+"""
+
+
+def test_a_guard_that_starts_late_ends_the_processes_of_envs(tmp_path):
+    """The worker ends first, and has asked its process group to end by SIGTERM."""
+    token, path = f"VECENV_TEST={secrets.token_hex(8)}", tmp_path / "guard may start"
+    command = ["env", token, *COMMAND[1:3], "-c", LATE_GUARD, str(path)]
+    envs = [["tests.support.command_envs:ignores_sigterm", {}]]
+    start = {"envs": envs, "first_id": 0, "eager": False, "seeds": [bytes(32)] * 2, "step_timeout": None}
+    ours, theirs = socket.socketpair()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, process_group=0) as worker:
+        theirs.close()
+        channel = Channel(ours)
+        channel.write(START, 0, encode({"protocol": PROTOCOL, **start}))
+        assert ours.recv(len(MAGIC)) == MAGIC
+        channel.read()
+        assert channel.read().kind == READY
+        channel.close()
+        worker.wait()
+        assert processes_with(token)
+        path.touch()
+        assert left_of(token) == []

@@ -6,6 +6,7 @@ Asks PyPI. Skipped if an interpreter is missing.
 import os
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -64,6 +65,17 @@ def test_python_3_10_gives_the_same_bits(old_python, worker, monkeypatch, capfd)
         assert a.dtype == b.dtype
         assert np.array_equal(a, b)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.timeout(1800)
+def test_python_3_10_keeps_the_promises_of_commands(old_python):
+    """The tests of commands run in a pytest of their own, in which the workers run on Python 3.10."""
+    names = [ROOT / f"tests/vecenv/backends/{name}.py" for name in ("test_commands", "test_commands_end")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-m", "not slow", *names]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "VECENV_WORKER": old_python}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 GYM_21 = ["gym==0.21.0", "numpy==1.23.5"]

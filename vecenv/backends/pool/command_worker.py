@@ -17,9 +17,9 @@ import select
 import shlex
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from vecenv.backends.ipc import messages
@@ -46,7 +46,6 @@ TIME_TO_HANG_UP = 0.5
 """Seconds that a command may take to end after its stdin has closed."""
 OF_WORKERS = "ANSWERS", "REPLY", "WARNING", "CLOSED", "SYNCED", "INFO_SCHEMA", "ENDED"
 KINDS = {getattr(messages, name) for name in OF_WORKERS}
-MOST_READS = 16
 SHOWN = 400
 
 
@@ -140,6 +139,28 @@ class CommandProcess:
         self._popen.poll()
 
 
+class StderrCopier(threading.Thread):
+    """Copies the stderr of a command to the stderr of this process at once, because a full pipe blocks the envs."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(name="vecenv-stderr", daemon=True)
+        self._file = file
+        self.last = b""
+
+    def run(self) -> None:
+        with self._file:
+            while data := self._file.read(CHUNK):
+                self.last = (self.last + data)[-4096:]
+                with contextlib.suppress(OSError):
+                    os.write(2, data)
+
+    def end(self, timeout: float) -> bytes:
+        """Wait for the end of the stream, which a process that an env has detached may keep open. Return its end."""
+        if self.is_alive():
+            self.join(timeout)
+        return self.last
+
+
 class CommandWorker(ProcessWorker):
     channel: CommandChannel
     reports_progress = False
@@ -147,33 +168,32 @@ class CommandWorker(ProcessWorker):
     def __init__(self, index: int, ids: range) -> None:
         super().__init__(index, ids)
         self.command: Sequence[str] = ()
-        self.errors = -1
-        """Descriptor of the command's stderr, or -1."""
-        self.last_lines = b""
+        self.errors: StderrCopier | None = None
 
     @property
     def where(self) -> str:
         return f"pid {self.pid}, {in_words(self.command)}"
 
     def launch(self, pool: Any, args: WorkerArgs) -> None:
-        self.command, self.last_lines, self.cut_off, self._is_child = pool.command, b"", False, True
+        self.command, self.errors, self.cut_off, self._is_child = pool.command, None, False, True
         ours, theirs = socket.socketpair()
         enlarge_buffers(ours, theirs)
-        self.channel, theirs_errors = CommandChannel(ours, self.line), -1
+        self.channel = CommandChannel(ours, self.line)
         LAUNCHED.add(self)
         try:
-            self.errors, theirs_errors = os.pipe()
-            os.set_blocking(self.errors, False)
             popen = subprocess.Popen(
                 self.command,
+                bufsize=0,
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                stderr=theirs_errors,
+                stderr=subprocess.PIPE,
                 process_group=0,  # so that Ctrl-C does not reach it. The scheduler favours a session, so keep ours
                 env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ},
             )
             self.process = CommandProcess(popen)
             self.launched = self.alive = True
+            self.errors = StderrCopier(popen.stderr)
+            self.errors.start()
         except BaseException as error:  # if the process has started, closing the channel ends it
             self.close_ends()
             if isinstance(error, OSError):
@@ -182,39 +202,15 @@ class CommandWorker(ProcessWorker):
             raise
         finally:
             theirs.close()
-            if theirs_errors >= 0:
-                os.close(theirs_errors)
         self._pidfd = pidfd(self.pid)
-        pool.watch(self.errors, partial(pool.read_errors, self))
         self.channel.post(messages.START, 0, PLAIN.dumps(pool.start_message(args)))
 
     def fds(self) -> list[int]:
         return [self.channel.fileno(), *([] if self._pidfd is None else [self._pidfd])]
 
-    def close_ends(self) -> None:
-        super().close_ends()
-        errors, self.errors = self.errors, -1
-        if errors >= 0:
-            os.close(errors)
-
     def clean_up(self) -> None:
         super().clean_up()
-        self.close_ends()
         self.process.close()
-
-    def read_errors(self) -> bool:
-        """Copy what has arrived on the command's stderr to the stderr of this process. Return False at its end."""
-        if self.errors < 0:
-            return False
-        with contextlib.suppress(BlockingIOError):
-            for _ in range(MOST_READS):
-                data = os.read(self.errors, CHUNK)
-                if not data:
-                    return False
-                self.last_lines = (self.last_lines + data)[-4096:]
-                with contextlib.suppress(OSError):
-                    os.write(2, data)
-        return True
 
     def await_hang_up(self) -> None:
         """Wait until the guard of an ended worker has sent the last frame."""
@@ -246,9 +242,9 @@ class CommandWorker(ProcessWorker):
 
     def death(self, env_id: int) -> VectorEnvError:
         error = super().death(env_id)
-        lines = self.last_lines[-2000:].decode(errors="replace").strip()
-        if lines:
-            error.args = (f"{error}\nThe last lines of its stderr:\n{lines}",)
+        lines = b"" if self.errors is None else self.errors.end(TIME_TO_HANG_UP)[-2000:]
+        if lines.strip():
+            error.args = (f"{error}\nThe last lines of its stderr:\n{lines.decode(errors='replace').strip()}",)
         return error
 
 
@@ -271,9 +267,12 @@ class CommandPool(WorkerPool):
             "step_timeout": self.step_timeout,
         }
 
-    def read_errors(self, worker: CommandWorker) -> None:
-        if not worker.read_errors():
-            self._unregister(worker.errors)
+    def close(self, timeout: float) -> list[str]:
+        problems, deadline = super().close(timeout), time.monotonic() + TIME_TO_HANG_UP
+        for worker in self.workers:
+            if isinstance(worker, CommandWorker) and worker.errors is not None:
+                worker.errors.end(max(0.0, deadline - time.monotonic()))
+        return problems
 
     def late_text(self, late: Sequence[WorkerHandle]) -> str:
         text = super().late_text(late)
@@ -301,8 +300,6 @@ class CommandPool(WorkerPool):
 
     def _note_end(self, worker: WorkerHandle) -> None:
         assert isinstance(worker, CommandWorker)
-        worker.read_errors()
-        self._unregister(worker.errors)
         if worker.line[DOING] == ELSEWHERE and worker.channel.has_part:
             worker.line[DOING] = SENDING
         super()._note_end(worker)
