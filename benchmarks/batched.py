@@ -25,9 +25,10 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -54,12 +55,16 @@ Step = Callable[[], Any]
 class Row(NamedTuple):
     library: str
     through: str
-    """"from_gymnasium", "SB3VecEnv" or "collector"."""
+    """"from_gymnasium", "SB3VecEnv", "collector" or "recorder"."""
     target: float
     length: int = 0
     """Steps of an episode, or 0 if no episode ends."""
     columns: int = 0
     """Number of columns in the infos."""
+    size: int = 48
+    """Numbers per env."""
+    apart: bool = False
+    """True if a few envs end in each step, instead of all in one step."""
 
 
 ROWS = {
@@ -74,6 +79,11 @@ ROWS = {
     "jax-columns": Row("jax", "from_gymnasium", 0.5, columns=4),
     "torch-columns-sb3": Row("torch", "SB3VecEnv", 0.3, columns=4),
     "torch-collector": Row("torch", "collector", 0.9),
+    "recorder-16": Row("numpy", "recorder", 0.8, LENGTH, size=16),
+    "recorder-16-apart": Row("numpy", "recorder", 0.8, LENGTH, size=16, apart=True),
+    "recorder-48": Row("numpy", "recorder", 0.8, LENGTH),
+    "recorder-48-apart": Row("numpy", "recorder", 0.8, LENGTH, apart=True),
+    "torch-recorder": Row("torch", "recorder", 0.8, LENGTH, apart=True),
 }
 
 
@@ -107,19 +117,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def print_row(name: str, envs: int, rounds: int, seconds: float) -> None:
     row = ROWS[name]
-    try:
-        alone, ours = contenders(row, envs)
-    except ImportError as error:
-        print(f"{name:20} left out: {error}", flush=True)
-        return
-    rates = measure([alone, ours], rounds, seconds)
+    with ExitStack() as opened:
+        try:
+            contending = contenders(row, envs, opened)
+        except ImportError as error:
+            print(f"{name:20} left out: {error}", flush=True)
+            return
+        rates = measure(contending, rounds, seconds)
     ratios = [mine / theirs for theirs, mine in rates]
     speeds = [f"{median(column):7,.1f}/s" for column in zip(*rates, strict=True)]
     spread = f"{median(ratios):.4f} ({min(ratios):.4f}-{max(ratios):.4f})"
     print(f"{name:20} {speeds[0]:>9} {speeds[1]:>9}  {spread:26} {row.target:g}", flush=True)
 
 
-def measure(steps: list[Step], rounds: int, seconds: float) -> list[tuple[float, ...]]:
+def measure(steps: Sequence[Step], rounds: int, seconds: float) -> list[tuple[float, ...]]:
     """Return the rates of the contenders in each round. Every second round has the opposite order."""
     for step in steps:
         step()
@@ -143,8 +154,13 @@ def rate(step: Step, seconds: float) -> float:
 # Contenders.
 
 
-def contenders(row: Row, envs: int) -> tuple[Step, Step]:
-    """Return the simulator alone (or a loop by hand), and the same through vecenv."""
+def contenders(row: Row, envs: int, opened: ExitStack) -> tuple[Step, Step]:
+    """Return the simulator alone (or a loop by hand), and the same through vecenv.
+
+    For the recorder, return the collector alone, and the same with `RecordEpisodes`.
+    """
+    if row.through == "recorder":
+        return collecting(row, envs), recording(row, envs, opened)
     if row.through == "collector":
         return loop_by_hand(row, envs), collecting(row, envs)
     through = {"from_gymnasium": through_from_gymnasium, "SB3VecEnv": through_sb3}[row.through]
@@ -160,7 +176,7 @@ def simulator(row: Row, envs: int) -> gym.vector.VectorEnv:
 
         one = gym.make("Empty-v1", num_envs=1, sim_backend="physx_cpu", render_backend="none")
         return ManiSkillVectorEnv(one)
-    return make_simulator(row.library, envs, row.length, row.columns)
+    return make_simulator(row.library, envs, row.length, row.columns, row.size, row.apart)
 
 
 def drawn_actions(envs: gym.vector.VectorEnv) -> list[Any]:
@@ -244,11 +260,20 @@ def loop_by_hand(row: Row, envs: int) -> Step:
     return batch
 
 
-def collecting(row: Row, envs: int) -> Step:
+def collecting(row: Row, envs: int, wrap: Callable[[Any], Any] = lambda venv: venv) -> Step:
     from collector import SyncDataCollector
 
     sim = simulator(row, envs)
-    return SyncDataCollector(from_gymnasium(sim), network(sim), frames_per_batch=STEPS * envs).rollout
+    tensors = row.through == "recorder" and row.library != "numpy"
+    venv = from_gymnasium(sim, tensors=tensors)
+    return SyncDataCollector(wrap(venv), network(sim), frames_per_batch=STEPS * envs).rollout
+
+
+def recording(row: Row, envs: int, opened: ExitStack) -> Step:
+    from collector import RecordEpisodes
+
+    folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="vecenv-"))
+    return collecting(row, envs, lambda venv: opened.enter_context(RecordEpisodes(venv, folder)))
 
 
 # Memory.

@@ -13,7 +13,6 @@ import numpy as np
 
 from collector.basics.interruptor import sigint_deferred
 from collector.batch.forms import NO_IDS
-from collector.batch.step_extras import EPISODE_SEED
 from collector.batch.step_log import StepLog
 from collector.episodes.cutter import EpisodeCutter
 from collector.episodes.env_episodes import Episodes
@@ -125,6 +124,8 @@ class EpisodeRecorder:
         self._cutter = EpisodeCutter([f"info.{key}" for key in info_keys])
         self._log.begin(self._frames, reuse=True)
         self._episodes.taken[:] = UNKNOWN
+        self._info_forms: dict[str, tuple[bool, tuple[int, ...]]] = {}
+        """By key: whether the log has objects, and the shape of a row."""
         self._abandoned: list[np.ndarray] = []
         """Ids of episodes that were abandoned since the last `cut`."""
         self._ended: list[np.ndarray] = []
@@ -181,16 +182,19 @@ class EpisodeRecorder:
     ) -> np.ndarray:
         """Record a step of these envs (None: all). Return the indices of the rows that end episodes.
 
-        `info`: result of `info_objects` for `info_keys`.
+        `info`: result of `info_objects` or `info_rows` for `info_keys`.
         """
         self._check_open()
         log, obs, envs = self._log, fit_rows(obs, self.layout.obs), self._log.all_ids if ids is None else ids
-        if time.monotonic() >= self._due or log.is_full:
+        forms = {key: (rows.dtype == TEXT, rows.shape[1:]) for key, rows in info.items()}
+        if time.monotonic() >= self._due or log.is_full or forms != self._info_forms:
             self.cut()
             self._check_memory()
-        log.act(envs, {"action": action, "info": info} if info else {"action": action})
+            self._info_forms = forms
+        log.act(envs, {"action": action})
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         log.receive(envs, obs, np.asarray(reward, np.float64), *flags)
+        log.add_extras({f"info.{key}": rows for key, rows in info.items()}, None)
         if ids is None:
             self._episodes.taken += 1
         else:
@@ -237,11 +241,9 @@ class EpisodeRecorder:
 
     def _extract_finished(self) -> EpisodeBatch:
         batch = self._log.batch()
-        extras = {f"info.{key}": rows for key, rows in batch.extras.get("info", {}).items()}
-        extras[EPISODE_SEED] = batch.extras[EPISODE_SEED]
         abandoned, ended = (np.concatenate([NO_IDS, *ids]) for ids in (self._abandoned, self._ended))
         self._abandoned, self._ended = [], []
-        whole = self._cutter.cut(replace(batch, extras=extras, broken_ids=abandoned), ended)
+        whole = self._cutter.cut(replace(batch, broken_ids=abandoned), ended)
         self._log.begin(self._frames, reuse=True)
         info = {key: whole.info[f"info.{key}"] for key in self.info_keys}
         return replace(whole, info=info, episode=np.full(len(whole), -1))
