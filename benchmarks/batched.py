@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -137,6 +138,9 @@ def measure(steps: Sequence[Step], rounds: int, seconds: float) -> list[tuple[fl
         step()
     found = []
     for number in range(rounds):
+        for step in steps:
+            if isinstance(step, Recording):
+                step.remove_shards()
         order = [0, 1] if number % 2 else [1, 0]
         rates = {place: rate(steps[place], seconds) for place in order}
         found.append((rates[0], rates[1]))
@@ -160,7 +164,7 @@ def contenders(row: Row, envs: int, opened: ExitStack) -> tuple[Step, Step]:
     For the recorder, return the collector alone, and the same with `RecordEpisodes`.
     """
     if row.through == "recorder":
-        return collecting(row, envs), recording(row, envs, opened)
+        return collecting(row, envs), Recording(row, envs, opened)
     if row.through == "collector":
         return loop_by_hand(row, envs), collecting(row, envs)
     through = {"from_gymnasium": through_from_gymnasium, "SB3VecEnv": through_sb3}[row.through]
@@ -269,11 +273,22 @@ def collecting(row: Row, envs: int, wrap: Callable[[Any], Any] = lambda venv: ve
     return SyncDataCollector(wrap(venv), network(sim), frames_per_batch=STEPS * envs).rollout
 
 
-def recording(row: Row, envs: int, opened: ExitStack) -> Step:
-    from collector import RecordEpisodes
+class Recording:
+    """Collector whose episodes are recorded."""
 
-    folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="vecenv-"))
-    return collecting(row, envs, lambda venv: opened.enter_context(RecordEpisodes(venv, folder)))
+    def __init__(self, row: Row, envs: int, opened: ExitStack) -> None:
+        from collector import RecordEpisodes
+
+        self.folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="vecenv-"))
+        self.step = collecting(row, envs, lambda venv: opened.enter_context(RecordEpisodes(venv, self.folder)))
+
+    def __call__(self) -> Any:
+        return self.step()
+
+    def remove_shards(self) -> None:
+        """Remove what was written, so that the system reuses pages of its cache, as on a machine without free pages."""
+        for shard in Path(self.folder, "shards").glob("*"):
+            shutil.rmtree(shard)
 
 
 # Memory.

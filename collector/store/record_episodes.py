@@ -56,7 +56,7 @@ def RecordEpisodes(
         resets_by_id: True if a VectorEnv's `reset` takes `options["reset_mask"]` and a seed per env. Default: True for
             classes of gymnasium, ALE and vecenv that take both. Ignored for vector envs of vecenv.
         shard_bytes: finished episodes are committed (written to a shard) when they have this size together. A kill
-            loses uncommitted episodes.
+            loses uncommitted episodes. Up to this size, 64 MB at most, steps are kept until they are sorted by episode.
         shard_seconds: finished episodes are also committed when the first has this age.
         memory: maximum bytes of unfinished episodes.
         info_keys: keys of infos to store, as in the collectors. `Episode.info[key]` has the entry after each step: a
@@ -295,7 +295,7 @@ class RecordedEngine(RowWiseWrapper):
         self._record_sent(action, id, kwargs)
 
     def map_action(self, action: Any) -> Any:
-        """Return the actions as stored, so that a replay gives the envs the same values. Tensors stay on their device."""
+        """Return the actions as stored, so that a replay gives the envs the same values. Tensors stay as they are."""
         return self._sent_actions
 
     def _record_sent(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:

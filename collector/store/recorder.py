@@ -27,8 +27,9 @@ from vecenv.layout import Layout
 from vecenv.nest import as_array, cast_exactly
 
 ROUNDS = 1024
-_BYTES = 2**24
-"""Limits of the buffer: steps per env, and bytes. The smaller limit applies."""
+_BYTES = 2**26
+"""Limits of the log: steps per env, and bytes, if `shard_bytes` is not less. A full log is cut, and the steps of
+unfinished episodes are copied. So a larger log copies fewer steps."""
 _TEXT_BYTES = 1024
 """Bytes that the buffer reserves for a text, whose length is unknown."""
 
@@ -117,7 +118,7 @@ class EpisodeRecorder:
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
         """Last action sent to each env, in the stored dtypes."""
         row = 10 + sum(map(_row_bytes, nest.leaves((layout.obs, layout.action)))) + _TEXT_BYTES * len(info_keys)
-        self._frames = n * max(2, min(ROUNDS, _BYTES // (n * row)))
+        self._frames = n * max(2, min(ROUNDS, min(_BYTES, shard_bytes) // (n * row)))
         self._finished, self._pid = False, os.getpid()
         self._episodes = Episodes(n)
         self._log = StepLog(self._episodes, has_seeds=True)
