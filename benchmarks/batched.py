@@ -16,6 +16,8 @@ torch and numpy have one thread.
 - from_gymnasium, SB3VecEnv: `step` with actions that were drawn before. Envs reset in the step that ends the episode.
 - collector: batches of 32 steps by a network with two hidden layers of 64, compared with a loop that writes into
   tensors.
+- recorder: the same collector with `RecordEpisodes`, compared with the collector alone. Shards are removed between
+  rounds.
 - memory: additional memory, and the CPU time, of a step in which all of 2,048 envs end. Each line is a new process.
 """
 
