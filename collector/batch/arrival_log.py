@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collector.batch.forms import arrived_columns, resized
+from collector.batch.forms import arrived_columns, copy_of, resized
 from collector.batch.rollout import FlatRollout
 from collector.batch.step_log import StepLog
 from vecenv import nest
@@ -21,6 +21,8 @@ FIELDS |= {"next_row"}
 
 class ArrivalLog(StepLog):
     """Log of envs that do not wait for each other. Each observation that arrives opens a new row.
+
+    Only observations may be tensors, because the steps of several batches share the columns.
 
     A batch copies the first `frames` steps, ordered by env. Later steps, and steps in flight, stay in the log::
 
@@ -48,15 +50,29 @@ class ArrivalLog(StepLog):
     def is_empty(self) -> bool:
         return not self.frames
 
+    def convert_obs(self, convert: Callable[[Any], Any]) -> None:
+        if "obs" in self.columns:
+            used = convert(nest.take(self.columns["obs"], slice(self._used)))
+            self.columns["obs"] = nest.map(lambda rows: resized(rows, self._size), used)
+
+    def obs(self, ids: np.ndarray | None, copy: bool = False) -> Any:
+        column, rows = self.columns["obs"], self._rows(ids)
+        if column.__class__ is np.ndarray or (np.diff(rows) != 1).any():
+            return super().obs(ids, copy)
+        together = nest.take(column, slice(int(rows[0]), int(rows[-1]) + 1))  # an index would have to be uploaded
+        return nest.map(copy_of, together) if copy else together
+
     def observe(self, ids: np.ndarray, obs: Any) -> None:
-        self._open_rows(ids)
-        super().observe(ids, obs)
+        self._write("obs", self._open_rows(ids), obs)
 
     def act(self, ids: np.ndarray, outputs: dict[str, Any]) -> None:
-        super().act(ids, outputs)
+        super().act(ids, nest.map(nest.as_array, outputs))
         self._outputs |= outputs.keys()
         for name, value in (("env_ids", ids), ("policy_version", np.full(len(ids), self.version))):
             self._write(name, self._row[ids], value)
+
+    def receive(self, ids: np.ndarray, obs: Any, reward: Any, *flags: Any) -> None:
+        super().receive(ids, obs, nest.as_array(reward), *flags)
 
     def end(self, ended: np.ndarray, last_obs: Any, failed: np.ndarray | None) -> None:
         if failed is not None:
@@ -69,8 +85,10 @@ class ArrivalLog(StepLog):
         failed = np.isin(rows, np.concatenate([rows[:0], *self.failed]))
         beyond = np.flatnonzero(~failed)[len(rows) if all_steps else self.wanted :]
         count = int(beyond[0]) if len(beyond) else len(rows)
-        batch = FlatRollout(**arrived_columns(self.columns, rows[:count], failed[:count]))
+        batch, used = FlatRollout(**arrived_columns(self.columns, rows[:count], failed[:count])), self._used
         self._retain(rows[count:], failed[count:])
+        if self._size > 8 * used:  # an earlier batch was much larger
+            self._resize(2 * used)
         return batch
 
     def clear(self) -> None:
@@ -95,20 +113,21 @@ class ArrivalLog(StepLog):
     def _rows(self, ids: np.ndarray | None) -> np.ndarray:
         return self._row if ids is None else self._row[ids]
 
-    def _advance(self, ids: np.ndarray, resets: np.ndarray | None) -> np.ndarray:
+    def _advance(self, ids: np.ndarray, resets: np.ndarray | None) -> slice:
         before = self._row[ids]
-        self._open_rows(ids)
+        opened = self._open_rows(ids)
         stepped = slice(None) if resets is None else ~resets
         self._write("next_row", before[stepped], self._row[ids][stepped])
         self._steps.append(before[stepped])
         self.frames += len(before[stepped])
-        return self._row[ids]
+        return opened
 
-    def _open_rows(self, ids: np.ndarray) -> None:
+    def _open_rows(self, ids: np.ndarray) -> slice:
         first, used = self._used, self._used + len(ids)
         if used > self._size:
-            columns = {
-                name: nest.map(lambda rows: resized(rows, 2 * used), tree) for name, tree in self.columns.items()
-            }
-            self.columns, self._size = columns, 2 * used
+            self._resize(2 * used)
         self._row[ids], self._used = np.arange(first, used), used
+        return slice(first, used)
+
+    def _resize(self, size: int) -> None:
+        self.columns, self._size = nest.map(lambda rows: resized(rows[: self._used], size), self.columns), size

@@ -35,13 +35,22 @@ def pick(tree: Any, *index: np.ndarray) -> Any:
 
 
 def join(trees: Sequence[Any]) -> Any:
-    return nest.merge(np.concatenate, trees)
+    return nest.merge(lambda rows: nest.namespace(rows[0]).concatenate(rows), trees)
 
 
 def zeros(like: Any, count: int) -> Any:
     """Return `count` rows of zeros like the rows `like`, an array or tensor."""
     shape = (count, *like.shape[1:])
     return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
+
+
+def in_float64(rows: Any) -> Any:
+    """Return `rows` in float64, or in float32 on a device without float64."""
+    if isinstance(rows, np.ndarray):
+        return rows.astype(np.promote_types(rows.dtype, np.float64), copy=False)
+    from collector.device.tensors import has_float64, torch  # here, so that arrays need no torch
+
+    return rows.to(torch.float64 if has_float64(rows.device) else torch.float32)
 
 
 def resized(rows: Any, count: int) -> Any:
@@ -69,20 +78,23 @@ def flat_columns(rollout: Any) -> dict[str, Any]:
     columns = {name: nest.map(steps, getattr(rollout, name)) for name in FIELDS}
     columns["env_ids"] = pick(rollout.env_ids, row)
     tails = tail_rows(columns)
-    at = row[tails], time[tails]
-    tail_obs = pick(rollout.all_obs, at[0], at[1] + 1)
-    finals = np.full(mask.shape, -1)
-    finals[nest.as_array(rollout.final_env), nest.as_array(rollout.final_time)] = np.arange(len(rollout.final_env))
-    final = finals[at]
-    ended = np.flatnonzero(final >= 0)
-    nest.put(tail_obs, ended, pick(rollout.final_obs, final[ended]))
     return {
         **columns,
         "tail_rows": convert_like(tails, rollout.reward),
-        "tail_obs": tail_obs,
+        "tail_obs": obs_after(rollout, row[tails], time[tails]),
         "broken_ids": rollout.broken_ids,
         "episode_returns": rollout.episode_returns,
     }
+
+
+def obs_after(rollout: Any, row: np.ndarray, time: np.ndarray) -> Any:
+    """Return copies of the observations after the steps in these rows and times of a `Rollout`."""
+    finals = np.full(rollout.shape, -1)
+    finals[nest.as_array(rollout.final_env), nest.as_array(rollout.final_time)] = np.arange(len(rollout.final_env))
+    found, final = pick(rollout.all_obs, row, time + 1), finals[row, time]
+    ended = np.flatnonzero(final >= 0)  # for the others, `all_obs` has the observation
+    nest.put(found, ended, pick(rollout.final_obs, final[ended]))
+    return found
 
 
 def continues(env_ids: Any, traj_ids: Any, step_count: Any) -> Any:
@@ -230,13 +242,13 @@ def _fill(tree: Any, where: np.ndarray, value: int) -> None:
 
 def _join_finals(finals: Sequence[tuple[np.ndarray, Any]], all_obs: Any) -> tuple[np.ndarray, Any]:
     """Return the rows of all `finals` in ascending order, and their observations, on the device of `all_obs`."""
-    ended = np.concatenate([NO_IDS, *(rows for rows, _ in finals)])
+    ended = np.concatenate([rows for rows, _ in finals]) if finals else NO_IDS
     if not len(ended):
         return ended, nest.map(lambda rows: zeros(rows[0], 0), all_obs)
     order, last = np.argsort(ended), [obs for _, obs in finals]
     if isinstance(next(nest.leaves(last[0])), np.ndarray):
         last = [nest.map(nest.as_array, obs) for obs in last]
-    obs = nest.take(nest.merge(lambda rows: nest.namespace(rows[0]).concatenate(rows), last), order)
+    obs = nest.take(join(last), order)
     return ended[order], nest.merge(lambda pair: convert_like(*pair), [obs, all_obs])
 
 

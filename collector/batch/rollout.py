@@ -128,9 +128,13 @@ class Steps(ABC):
         """Return a copy of the observations after each step."""
 
     @cached_property
+    def _rewards(self) -> np.ndarray:
+        return nest.as_array(self.reward)
+
+    @cached_property
     def _runs(self) -> Runs:
         mask = nest.as_array(self.mask)  # type: ignore[attr-defined]  # of the subclasses
-        ids, counts = (nest.as_array(each)[mask] for each in (self.traj_ids, self.step_count))
+        ids, counts = nest.as_array(self.traj_ids)[mask], nest.as_array(self.step_count)[mask]
         envs = nest.as_array(self.env_ids)[mask.nonzero()[0]]
         start, stop = trajectory_bounds(envs, ids, counts)
         return Runs(envs[start], ids[start], counts[start], start, stop)
@@ -161,9 +165,13 @@ class Steps(ABC):
         from collector.device.tensors import check_dtypes, to_device  # numpy batches need no torch
 
         names = [each.name for each in fields(self) if each.name not in ("broken_ids", "episode_returns")]
-        for name in names:
-            check_dtypes(name.removeprefix("all_"), getattr(self, name))
-        return replace(self, **{name: to_device(getattr(self, name), device) for name in names})
+        columns = {name: getattr(self, name) for name in names}
+        try:
+            return replace(self, **to_device(columns, device))
+        except TypeError:
+            for name, tree in columns.items():
+                check_dtypes(name.removeprefix("all_"), tree)  # raises an error with the path of the entry
+            raise
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -365,11 +373,11 @@ class RewardShape:
 
 
 def check_rewards(batch: Rollout | FlatRollout) -> None:
-    reward = batch.reward
+    reward = batch._rewards
     if reward.dtype.kind != "f" or not np.isnan(reward).any():
         return
     at = tuple(np.argwhere(np.isnan(reward))[0][: len(batch.shape)])
-    action = nest.take(batch.action, at)
+    action = nest.map(nest.tensor_on_host, nest.take(batch.action, at))
     by_policy = any(leaf.dtype.kind == "f" and bool(np.isnan(leaf).any()) for leaf in nest.leaves(action))
     cause = " (the policy returned NaN)" if by_policy else ""
     error = RewardError(
@@ -392,6 +400,11 @@ def truncate_last(batch: Rollout | FlatRollout) -> None:
 def runs_of(batch: Steps) -> Runs:
     """Return the runs of a batch, which are computed once."""
     return batch._runs
+
+
+def rewards_of(batch: Steps) -> np.ndarray:
+    """Return the rewards of a batch on the host, to which they are copied once."""
+    return batch._rewards
 
 
 def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:

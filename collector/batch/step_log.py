@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collector.batch.forms import copy_of, rollout_columns, zeros
+from collector.batch.forms import copy_of, in_float64, rollout_columns, zeros
 from collector.batch.rollout import Rollout
-from collector.batch.step_extras import EPISODE_SEED, blank, check_policy_names
+from collector.batch.step_extras import EPISODE_SEED, blank
 from vecenv import nest
 
 if TYPE_CHECKING:
@@ -112,8 +112,6 @@ class StepLog:
         """Write the first half of a step. `outputs` may be views of observations that the step replaces."""
         at = (self._open if ids is self.all_ids else None) or self._rows(ids)
         columns, episodes = self.columns, self.episodes
-        if "action" not in columns:
-            check_policy_names(outputs)
         for name, rows in outputs.items():
             self._write(name, at, rows)
         if "step_count" not in columns:  # made last, so that after a Ctrl-C the next call repeats this loop
@@ -138,10 +136,11 @@ class StepLog:
         at: Where = (self._open if ids is self.all_ids else None) or self._rows(ids)
         columns = self.columns
         if "truncated" not in columns:
-            for name, rows in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+            rewards = reward if reward.dtype == np.float64 else in_float64(reward[:0])
+            for name, rows in (("reward", rewards), ("terminated", terminated), ("truncated", truncated)):
                 self._new_column(name, rows)
         if reward.ndim > columns["reward"].ndim:  # the first vector reward
-            self._set("reward", self._allocate(reward))
+            self._new_column("reward", in_float64(reward[:0]))
         columns["reward"][at] = reward
         columns["terminated"][at] = terminated
         columns["truncated"][at] = truncated
@@ -168,9 +167,9 @@ class StepLog:
         for name, rows in extras.items():
             column = self.columns.get(name)
             if column is None:
-                self._set(name, blank((self._capacity, *rows.shape[1:]), rows.dtype))
+                self.columns[name] = blank((self._capacity, *rows.shape[1:]), rows.dtype)
             elif column.dtype != rows.dtype:
-                self._set(name, column.astype(np.promote_types(column.dtype, rows.dtype)))
+                self.columns[name] = column.astype(np.promote_types(column.dtype, rows.dtype))
             self.columns[name][at] = rows
 
     def end(self, ended: np.ndarray, last_obs: Any, failed: np.ndarray | None) -> None:
@@ -185,6 +184,8 @@ class StepLog:
     def batch(self, all_steps: bool = True) -> Any:
         """Return the batch as views of the log's memory. The log keeps only the latest observations."""
         batch = Rollout(**rollout_columns(self))
+        if self._reuse:
+            self._kept = self.columns
         self.clear()
         return batch
 
@@ -229,18 +230,14 @@ class StepLog:
             nest.put(column, at, rows)
 
     def _new_column(self, name: str, rows: Any) -> Any:
-        known = self._kept.get(name) if self._reuse else None
-        if known is not None:
-            kept, leaf = next(nest.leaves(known)), next(nest.leaves(rows))
-            if len(kept) == self._capacity and type(kept) is type(leaf):
-                return self._set(name, known)
-        return self._set(name, nest.map(self._allocate, rows))
-
-    def _set(self, name: str, column: Any) -> Any:
-        if self._reuse:
-            self._kept[name] = column
+        capacity, column = self._capacity, self._kept.get(name) if self._reuse else None
+        if column is not None:
+            kept, leaf = next(nest.leaves(column)), next(nest.leaves(rows))
+            fits = type(kept) is type(leaf) and kept.shape == (capacity, *leaf.shape[1:])
+            column = column if fits else None
+        if column is None and rows.__class__ is np.ndarray:
+            column = np.zeros((capacity, *rows.shape[1:]), rows.dtype)
+        elif column is None:
+            column = nest.map(lambda leaf: zeros(leaf, capacity), rows)
         self.columns[name] = column
         return column
-
-    def _allocate(self, rows: Any) -> Any:
-        return zeros(rows, self._capacity)

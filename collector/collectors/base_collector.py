@@ -210,8 +210,9 @@ class BaseCollector(ABC):
         if self._config.postproc is not None:
             batch = self._config.postproc(batch)
         extras = batch if hasattr(batch, "keys") else getattr(batch, "extras", {})
-        for name in [name for name in extras.keys() if isinstance(name, str) and name.startswith("_")]:  # noqa: SIM118
-            del extras[name]
+        for name in [*extras.keys()]:
+            if isinstance(name, str) and name.startswith("_"):
+                del extras[name]
         return batch
 
     def __enter__(self: Self) -> Self:

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import replace
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -22,7 +21,7 @@ from collector.episodes.env_episodes import Episodes
 from collector.episodes.unfinished import Ended, RunningReturns
 from collector.policy.collector_policy import RandomActions
 from collector.policy.make_policy import make_policy, random_actions
-from collector.policy.policy_call import Policy, exploring, requested_exploration_type
+from collector.policy.policy_call import Policy, begin_exploring
 from collector.policy.weights import PolicyWeights
 from vecenv.engine.mark import BROKEN, Layer, is_layer_call, mark_of
 from vecenv.errors import add_note, warn_caller
@@ -67,10 +66,6 @@ class BatchSource(Layer):
         self._warned_of_failures = self._checked_keys = False
         self._last_round = latest_round(self.env)
 
-    @property
-    def all_played(self) -> bool:
-        return self.episodes.is_seeded and self.episodes.all_played
-
     def extras(self, on_step: StepHook | None) -> StepExtras | None:
         if on_step is None and not self._config.info_keys:
             return None
@@ -78,28 +73,35 @@ class BatchSource(Layer):
 
     def collect(self, request: BatchRequest) -> tuple[Any, Ended]:
         """Collect in a copied `contextvars` context, so that an interrupt cannot leave a changed exploration type."""
-        return self._run(lambda: copy_context().run(self._collect, request))
+        return self._run(copy_context().run, self._collect, request)
 
     @is_layer_call
-    def _run(self, work: Callable[[], Result]) -> Result:
+    def _run(self, work: Callable[..., Result], *args: Any) -> Result:
         self._failed = True
-        result = work()
+        result = work(*args)
         self._failed = False
         return result
 
     def _collect(self, request: BatchRequest) -> tuple[Any, Ended]:
         self.clock.begin_batch()
         acting = self._random_actions() if request.random else self.policy
-        wanted = requested_exploration_type() or self._config.exploration_type
-        with self.weights.kept(), exploring(wanted), self.policy.batch(wanted):
-            if self.all_played:
+        wanted = begin_exploring(self._config.exploration_type)
+        with self.weights.kept(), self.policy.batch(wanted):
+            if self.episodes.all_played:
                 raise RuntimeError("all of episode_seeds have been played: make a new collector for other episodes")
             version = self.weights.version if acting is self.policy else -1
             batch = self._loop.collect(request._replace(policy=acting, version=version))
         self._last_round = latest_round(self.env)
         check_rewards(batch)
-        ended = self._totals(batch, request)
-        return replace(batch, episode_returns=ended.returns), ended
+        if request.on_step is not None:
+            request.on_step.fill(batch.extras, batch.shape)
+        ended = self._returns.add(batch)
+        batch.__dict__["episode_returns"] = ended.returns  # the fields of a batch are frozen for its users
+        self.steps += batch.frames
+        self._ended += len(ended.lens)
+        self._recent_returns.extend(ended.returns.sum(tuple(range(1, ended.returns.ndim))).tolist())
+        self.clock.lap("storage")
+        return batch, ended
 
     def _random_actions(self) -> RandomActions:
         if self._random is None:
@@ -109,16 +111,6 @@ class BatchSource(Layer):
     def reseed_random_actions(self) -> None:
         if self._random is not None:
             self._random.policy.draw_like(self.env.action_space)
-
-    def _totals(self, batch: Any, request: BatchRequest) -> Ended:
-        if request.on_step is not None:
-            request.on_step.fill(batch.extras, batch.shape)
-        ended = self._returns.add(batch)
-        self.steps += batch.frames
-        self._ended += len(ended.lens)
-        self._recent_returns.extend(ended.returns.sum(tuple(range(1, ended.returns.ndim))).tolist())
-        self.clock.lap("storage")
-        return ended
 
     def stats(self) -> CollectorStats:
         recent = self._recent_returns
@@ -130,11 +122,16 @@ class BatchSource(Layer):
             **self.clock.seconds,
         )
 
-    def warn_of_failures(self) -> None:
-        count = self.episodes.broken
-        if not count or self._warned_of_failures:
-            return
-        self._warned_of_failures = True
+    def warn(self) -> None:
+        """Warn once of failed envs, and once of `info_keys` that no info has had."""
+        if self.episodes.broken and not self._warned_of_failures:
+            self._warned_of_failures = True
+            self._warn_of_failures(self.episodes.broken)
+        if self._ended and not self._checked_keys:  # not earlier, because some envs return an entry only at the end
+            self._checked_keys = True
+            self._warn_of_unknown_keys()
+
+    def _warn_of_failures(self, count: int) -> None:
         which = "1 episode" if count == 1 else f"{count} episodes"
         warn_caller(
             f"{which} of this batch broke off because envs failed ({self.episodes.first_failure}): `batch.broken` "
@@ -142,11 +139,7 @@ class BatchSource(Layer):
             "This warning is given once; collector.stats() counts all broken episodes"
         )
 
-    def warn_of_unknown_keys(self) -> None:
-        """Warn once an episode has ended, because some envs return an entry only then."""
-        if self._checked_keys or not self._ended:
-            return
-        self._checked_keys = True
+    def _warn_of_unknown_keys(self) -> None:
         if unknown := [key for key in self._config.info_keys if key not in self._info_layout]:
             latest = (without_last(info) for info in self.episodes.infos if info is not None)
             warn_caller(
@@ -173,7 +166,7 @@ class BatchSource(Layer):
         """Call `on_episode`. A batch or reset by the hook would change the episodes in progress, and raises."""
         self._in_hook = True
         try:
-            self._run(lambda: hook(episode))
+            self._run(hook, episode)
         finally:
             self._in_hook = False
 
@@ -214,7 +207,7 @@ class BatchSource(Layer):
 
     def finish_steps(self, discard: bool) -> None:
         request = BatchRequest(0, False, on_step=self.extras(None))
-        self._run(lambda: self._loop.finish_steps(request, discard))
+        self._run(self._loop.finish_steps, request, discard)
 
     def begin(self, ids: np.ndarray, obs: Any, infos: np.ndarray) -> None:
         self._loop.observe(ids, obs)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collector.batch.forms import in_float64, zeros
 from collector.batch.step_extras import NO_FINAL_OBS, StepBatch, StepExtras, has_columns
 from collector.batch.step_log import StepLog
 from collector.collectors.schedule import NO_ENVS, LoopParts, Together
@@ -31,6 +32,8 @@ class BatchRequest(NamedTuple):
     """The collector's policy, or random actions."""
     version: int = -1
     """Version of the weights, or -1 for random actions."""
+    on_host: bool = False
+    """Keep observations in arrays, because the caller reads all of them."""
 
 
 class Loop:
@@ -41,19 +44,20 @@ class Loop:
         self.log, self.schedule = log, schedule
         self._has_final_obs = getattr(self._env, "has_final_obs", True)
         self._gets_tensors = getattr(self._env, "returns_tensors", False)
-        self._place: Callable[[Any], Any] | None = None
-        """Brings observations to the device on which the log keeps them. `None`: the log has arrays."""
+        self._to_device: Callable[[Any], Any] | None = None
+        """Moves observations to the device on which the log keeps them. `None`: the log has arrays."""
+        self._place: Callable[[Any], Any] | None = ON_HOST if self._gets_tensors else None
+        """Converts a tree from the vector env to the form of the log. `None`: the log keeps arrays as they are."""
+        self._shows = False
+        """True if a step hook reads observations, and the log keeps them on a device."""
+        self._shown: Any = None
+        """If `_shows`: latest observations of all envs, in arrays."""
 
     def collect(self, request: BatchRequest) -> Any:
-        """Step envs until a batch is complete. Return arrays. Observations may be tensors on the policy's device."""
+        """Step envs until a batch is complete. Return arrays. Some columns may be tensors on the policy's device."""
         log, episodes, schedule, clock, policy = self.log, self._episodes, self.schedule, self._clock, request.policy
         is_seeded = episodes.is_seeded  # the policy then gets rows of all envs
-        place = policy.place if policy.places_obs and self._can_place(request) else None
-        if self._gets_tensors:
-            place = ON_HOST if place is None else partial(_place_tensors, place)
-        if place != self._place:
-            log.convert_obs(place or ON_HOST)
-            self._place = place
+        self._prepare(request, policy.place if policy.places_obs and not request.on_host else None)
         log.begin(request.frames, request.version, request.reuse, request.on_step.layout if request.on_step else ())
         episodes.begin_batch()
         seen: Any = None  # observations of all envs as the vector env returned them; `None`: read them from the log
@@ -89,10 +93,16 @@ class Loop:
         self.schedule.discard()
         self.log.clear()
 
-    def _can_place(self, request: BatchRequest) -> bool:
-        """Return False if the batch is joined with others, or ordered anew, or if a hook reads observations."""
-        has_hook = request.on_step is not None and request.on_step.needs_obs
-        return request.quota is None and not has_hook and not self.schedule.overlaps
+    def _prepare(self, request: BatchRequest, to_device: Callable[[Any], Any] | None) -> None:
+        """Move the latest observations to where this batch keeps them. to_device: see `_to_device`."""
+        log, has_hook = self.log, request.on_step is not None and request.on_step.needs_obs
+        if to_device != self._to_device:
+            self._to_device, self._place = to_device, to_device
+            if self._gets_tensors:
+                self._place = ON_HOST if to_device is None else partial(_place_tensors, to_device)
+            log.convert_obs(self._place or ON_HOST)
+        self._shows = to_device is not None and has_hook
+        self._shown = ON_HOST(log.obs(None)) if self._shows and "obs" in log.columns else None
 
     def _reset(self, ids: np.ndarray) -> Any:
         seeds = {"seed": self._episodes.seeds[ids].tolist()} if self._episodes.is_seeded else {}
@@ -106,7 +116,15 @@ class Loop:
         """Store the first observations of episodes. Return them as the log keeps them."""
         placed = obs if self._place is None else self._place(obs)
         self.log.observe(ids, placed)
+        if self._shows:
+            self._show(ids, ON_HOST(obs))
         return placed
+
+    def _show(self, ids: np.ndarray, obs: Any) -> None:
+        """Keep observations for the step hook."""
+        if self._shown is None:
+            self._shown = nest.map(lambda rows: zeros(rows, self.log.env_num), obs)
+        nest.put(self._shown, ids, obs)
 
     def _begin(self, ids: np.ndarray, infos: Any) -> None:
         self._episodes.begin(ids, infos)
@@ -118,10 +136,13 @@ class Loop:
         Return the observations if the policy can take them as they are.
         """
         log, episodes, (obs, reward, terminated, truncated, info) = self.log, self._episodes, step
-        placed = obs if self._place is None else self._place(obs)
         if self._gets_tensors:
-            terminated, truncated = nest.as_array(terminated), nest.as_array(truncated)
-            obs, reward = placed, nest.as_array(reward).astype(np.float64)
+            placed, reward = self._place((obs, reward))  # type: ignore[misc]  # not None
+            terminated, truncated = nest.as_array(nest.namespace(terminated).stack([terminated, truncated]))
+            obs = placed
+        else:
+            placed = obs if self._place is None else self._place(obs)
+        on_host = ON_HOST(obs) if self._shows else obs
         reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
         log.receive(ids, placed, reward, terminated, truncated, resets)
         ended = (by_env | truncated).nonzero()[0]
@@ -131,7 +152,9 @@ class Loop:
         if request.on_step is not None and (resets is None or not resets.all()):
             infos = _infos_of_steps(ids, info, begun)
             shown = StepBatch(ids, (), log.received("action"), reward, terminated, truncated, (), infos)
-            self._call_hook(request.on_step, shown, obs, resets, ended, last_obs)
+            self._call_hook(request.on_step, shown, on_host, resets, ended, last_obs)
+        if self._shows:
+            self._show(ids, on_host)
         if episodes.cuts:
             truncated = truncated | (episodes.take_cuts(ids) & ~by_env & (True if resets is None else ~resets))
             log.truncate(truncated)
@@ -158,17 +181,21 @@ class Loop:
 
         If the envs lose a last observation, the observation before the step takes its place.
         """
-        last_obs, at = nest.take(obs, ended), by_env[ended].nonzero()[0]
         place = self._place if self._gets_tensors else None
-        rows = ended[at]  # for other rows, `final_obs` is the env's own entry
+        at = by_env[ended].nonzero()[0]
+        rows, last = ended[at], None  # for other rows, `final_obs` is the env's own entry
         if not self._has_final_obs:
-            before = nest.take(self.log.received("obs"), rows)
-            nest.put(last_obs, at, before if self._gets_tensors else ON_HOST(before))
-        elif autoreset and has_columns(info):
-            if len(rows):
-                last = nest.take(info.columns["final_obs"], rows)
-                nest.put(last_obs, at, last if place is None else place(last))
-        elif autoreset:
+            last = nest.take(self.log.received("obs"), rows)
+            last = last if self._gets_tensors else ON_HOST(last)
+        elif autoreset and has_columns(info) and len(rows):
+            last = nest.take(info.columns["final_obs"], rows)
+            last = last if place is None else place(last)
+        if last is not None and len(rows) == len(ended):
+            return last, rows if autoreset else NO_ENVS
+        last_obs = nest.take(obs, ended)
+        if last is not None:
+            nest.put(last_obs, at, last)
+        elif autoreset and not has_columns(info):
             begun = ["final_obs" in info[row] for row in rows.tolist()]
             at, rows = at[begun], rows[begun]
             for j, row in zip(at.tolist(), rows.tolist(), strict=True):
@@ -180,10 +207,12 @@ class Loop:
         self, on_step: StepExtras, shown: StepBatch, obs: Any, resets: Any, ended: np.ndarray, last_obs: Any
     ) -> None:
         if on_step.needs_obs:
+            before = nest.take(self._shown, shown.env_id) if self._shows else self.log.received("obs")
             next_obs = nest.map(np.copy, obs) if len(ended) else obs
             if len(ended):
-                nest.put(next_obs, ended, last_obs)
-            shown = shown._replace(obs=self.log.received("obs"), next_obs=next_obs)
+                nest.put(next_obs, ended, ON_HOST(last_obs))
+            action, reward = ON_HOST(shown.action), in_float64(nest.as_array(shown.reward))
+            shown = shown._replace(obs=before, action=action, reward=reward, next_obs=next_obs)
         stepped = None if resets is None else ~resets
         if stepped is not None:
             shown = StepBatch._make(nest.take(tuple(shown), stepped))

@@ -102,7 +102,7 @@ def _collect(
         if isinstance(policy, _SpacePolicy):
             policy.masks_of = lambda env_ids: masks_in(source.episodes.infos, env_ids)
         batch: Rollout = source.collect(BatchRequest(config.frames_per_batch, False, quota, source.extras(hook)))[0]
-        source.warn_of_failures()
+        source.warn()
         return batch
     finally:
         source.policy.close()

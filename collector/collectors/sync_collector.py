@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,7 +31,7 @@ from collector.collectors.env_statistics import EnvStatistics
 from collector.collectors.evaluation import Evaluation, policy_for_evaluation
 from collector.collectors.loop import BatchRequest, Loop, synchronous_loop
 from collector.collectors.schedule import LoopParts
-from collector.collectors.whole_episodes import EpisodeCollection, check_collect, render_hook
+from collector.collectors.whole_episodes import check_collect, collect_episodes, render_hook
 from collector.episodes.episode import CollectStats
 from collector.episodes.unfinished import Ended
 from collector.policy.policy_call import ExplorationType, Policy
@@ -177,7 +176,7 @@ class SyncDataCollector(BaseCollector):
         return self._round_up(self.requested_frames_per_batch)
 
     def _is_complete(self) -> bool:
-        return super()._is_complete() or self.all_played
+        return super()._is_complete() or self._source.episodes.all_played
 
     def _collect_batch(self) -> Any:
         if self.reset_at_each_iter:
@@ -190,10 +189,8 @@ class SyncDataCollector(BaseCollector):
         return batch
 
     def _collect(self, request: BatchRequest) -> tuple[Any, Ended]:
-        with self._in_use():
-            found: tuple[Any, Ended] = self._source.collect(request)
-        self._source.warn_of_failures()
-        self._source.warn_of_unknown_keys()
+        found: tuple[Any, Ended] = self._call(self._source.collect, request)
+        self._source.warn()
         return found
 
     def collect(
@@ -241,10 +238,13 @@ class SyncDataCollector(BaseCollector):
                 warn_caller(f"n_step={count} is not a multiple of the {self.env.env_num} envs: collecting {frames}")
             batch, ended = self._collect(BatchRequest(frames, random, on_step=hook))
         else:
-            episodes = EpisodeCollection(self._collect, self._abandon_started, self._config, self._source.episodes)
-            on_episode = None if on_episode is None else partial(self._source.call_hook, on_episode)
+            call = None if on_episode is None else partial(self._source.call_hook, on_episode)
+            stops, episodes = self._config.interruptor.collection_stopped, self._source.episodes
+            request = BatchRequest(0, random, on_step=hook)
             with self._weights.kept():  # an update must wait for the end of all small batches
-                batch, ended = episodes.collect(count, BatchRequest(0, random, on_step=hook), on_episode, keep)
+                self._abandon_started()
+                batch, ended = collect_episodes(count, request, self._collect, stops, episodes, call, keep)
+                self._abandon_started()
         steps = batch.frames if n_episode is None else int(ended.lens.sum())
         batch = batch if keep else None
         if batch is not None and self.storing_device is not None:
@@ -267,14 +267,14 @@ class SyncDataCollector(BaseCollector):
     def _like_this(self, env: Any, policy: Any, **options: Any) -> SyncDataCollector:
         return SyncDataCollector(env, policy, **options)
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
+    def _call(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the source. Shut down after an error if the collector cannot continue."""
         self._check_open()
         if getattr(self.env, "is_closed", False):
             raise RuntimeError("the vector env was closed, so the collector cannot continue; make new ones")
         self._source.recover()
         try:
-            yield
+            return work(*args)
         except BaseException as error:
             if not self._closed and not self._source.note_failure(error):
                 self._shutdown_cause = type(error).__name__
@@ -284,8 +284,7 @@ class SyncDataCollector(BaseCollector):
 
     def _finish_steps(self, discard: bool) -> None:
         if self._source.has_steps_in_flight:
-            with self._in_use():
-                self._source.finish_steps(discard)
+            self._call(self._source.finish_steps, discard)
 
     @property
     def all_played(self) -> bool:
@@ -294,7 +293,7 @@ class SyncDataCollector(BaseCollector):
 
         False without `episode_seeds`.
         """
-        return bool(self._source.all_played)
+        return bool(self._source.episodes.all_played)
 
     @property
     def everything_keyed(self) -> bool:

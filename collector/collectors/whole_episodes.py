@@ -11,7 +11,6 @@ import numpy as np
 
 from collector.batch.rollout import FlatRollout, concatenate
 from collector.batch.step_extras import StepBatch, StepHook
-from collector.collectors.collector_config import CollectorConfig
 from collector.collectors.loop import BatchRequest
 from collector.episodes.cutter import EpisodeCutter
 from collector.episodes.env_episodes import Episodes
@@ -21,49 +20,40 @@ STEPS_PER_CHECK = 64
 """Maximum number of steps of each env in a small batch."""
 
 
-class EpisodeCollection:
-    """Collection of whole episodes in several small batches.
+def collect_episodes(
+    count: int,
+    request: BatchRequest,
+    collect: Callable[[BatchRequest], tuple[Any, Ended]],
+    stops: Callable[[], bool],
+    episodes: Episodes,
+    on_episode: Callable[..., Any] | None,
+    keep: bool,
+) -> tuple[FlatRollout | None, Ended]:
+    """Collect `count` episodes in small batches. Return a batch (`None` without `keep`), and all ended episodes.
 
-    collect: returns a small batch and the ended episodes. abandon_started: abandons the episodes in progress.
+    collect: returns a small batch and the episodes that ended in it. stops: returns True if the collection has to end.
     """
-
-    def __init__(
-        self,
-        collect: Callable[[BatchRequest], tuple[Any, Ended]],
-        abandon_started: Callable[[], None],
-        config: CollectorConfig,
-        episodes: Episodes,
-    ) -> None:
-        self._collect, self._abandon_started = collect, abandon_started
-        self._stops, self._reward_shape = config.interruptor.collection_stopped, episodes.reward_shape
-        self._env_num = len(episodes.ids)
-
-    def collect(
-        self, count: int, request: BatchRequest, on_episode: Callable[..., Any] | None, keep: bool
-    ) -> tuple[FlatRollout | None, Ended]:
-        """Collect `count` episodes. Return a batch (`None` without `keep`), and all ended episodes."""
-        # Each env has a quota, because otherwise envs with short episodes would play more of the `count` episodes.
-        quota = count // self._env_num + (np.arange(self._env_num) < count % self._env_num)
-        hook, request = request.on_step, request._replace(frames=STEPS_PER_CHECK * self._env_num, quota=quota)
-        cutter, batches, ends = EpisodeCutter(), list[FlatRollout](), list[Ended]()
-        self._abandon_started()
-        while quota.any() and not (ends and self._stops()):
-            batch, ended = self._collect(request)
-            ends.append(ended)
-            if keep:
-                batches.append(batch.flatten())
-            for episode in () if on_episode is None else cutter.cut(batch):
-                on_episode(episode)  # type: ignore[misc]
-        for each in batches if hook is not None else ():
-            hook.fill(each.extras, each.shape)  # type: ignore[union-attr]
-        # If no env had returned a vector of rewards yet, a batch has scalar rewards.
-        batches = [replace(each, reward=self._reward_shape.fit(each.reward)) for each in batches]
-        ends = [each._replace(returns=self._reward_shape.fit(each.returns)) for each in ends]
-        all_ends = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
-        order = np.argsort(all_ends.env_ids, kind="stable")
-        all_ends = Ended(*(column[order] for column in all_ends))
-        self._abandon_started()
-        return replace(_whole(batches), episode_returns=all_ends.returns) if keep else None, all_ends
+    # Each env has a quota, because otherwise envs with short episodes would play more of the `count` episodes.
+    env_num, reward_shape, hook = len(episodes.ids), episodes.reward_shape, request.on_step
+    quota = count // env_num + (np.arange(env_num) < count % env_num)
+    request = request._replace(frames=STEPS_PER_CHECK * env_num, quota=quota, on_host=on_episode is not None)
+    cutter, batches, ends = EpisodeCutter(), list[FlatRollout](), list[Ended]()
+    while quota.any() and not (ends and stops()):
+        batch, ended = collect(request)
+        ends.append(ended)
+        if keep:
+            batches.append(batch.flatten())
+        for episode in () if on_episode is None else cutter.cut(batch):
+            on_episode(episode)  # type: ignore[misc]
+    for each in batches if hook is not None else ():
+        hook.fill(each.extras, each.shape)  # type: ignore[union-attr]
+    # If no env had returned a vector of rewards yet, a batch has scalar rewards.
+    batches = [replace(each, reward=reward_shape.fit(each.reward)) for each in batches]
+    ends = [each._replace(returns=reward_shape.fit(each.returns)) for each in ends]
+    all_ends = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
+    order = np.argsort(all_ends.env_ids, kind="stable")
+    all_ends = Ended(*(column[order] for column in all_ends))
+    return replace(_whole(batches), episode_returns=all_ends.returns) if keep else None, all_ends
 
 
 def _whole(batches: list[FlatRollout]) -> FlatRollout:

@@ -90,7 +90,8 @@ def fit_dtype(tensor: torch.Tensor, device: Any) -> torch.Tensor:
 
 def to_device(tree: Any, device: Any) -> Any:
     def move(leaf: Any) -> torch.Tensor:
-        return fit_dtype(leaf if isinstance(leaf, torch.Tensor) else as_tensor(leaf), device).to(device)
+        tensor = leaf if isinstance(leaf, torch.Tensor) else as_tensor(leaf)
+        return (fit_dtype(tensor, device) if tensor.dtype is torch.float64 else tensor).to(device)
 
     return nest.map(move, tree)
 

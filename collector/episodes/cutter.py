@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.batch.forms import pick
+from collector.batch.forms import obs_after
 from collector.batch.rollout import FlatRollout, Rollout, Runs, runs_of
 from collector.batch.step_extras import EPISODE_SEED
 from collector.episodes.episode import EPISODE_COLUMNS, EpisodeBatch
@@ -140,14 +140,7 @@ class _GridRows:
         return _time_first(self._batch.extras[key])
 
     def last_obs(self, ended: np.ndarray) -> Any:
-        batch, env, time = self._batch, self._env[ended], self._time[ended]
-        all_obs, final_obs = (nest.map(nest.as_array, tree) for tree in (batch.all_obs, batch.final_obs))
-        finals = np.full(self._shape, -1)
-        finals[nest.as_array(batch.final_env), nest.as_array(batch.final_time)] = np.arange(len(batch.final_env))
-        found, final = pick(all_obs, env, time + 1), finals[env, time]
-        known = np.flatnonzero(final >= 0)  # for the others, `all_obs` has the last observation
-        nest.put(found, known, nest.take(final_obs, final[known]))
-        return found
+        return nest.map(nest.as_array, obs_after(self._batch, self._env[ended], self._time[ended]))
 
 
 class _FlatRows:

@@ -38,6 +38,7 @@ class Episodes:
         """Reserved `(number, seed)` by env."""
         self._source: Iterator[tuple[int, int]] | None = None if seeds is None else iter(seeds)
         self._playing: set[int] = set()
+        self.is_seeded = seeds is not None
         self.over = np.ones(env_num, np.bool_)
         """bool `(N,)`: True if the env needs a reset."""
         self.ids = self._envs.copy() if seeds is None else np.full(env_num, -1)
@@ -79,10 +80,6 @@ class Episodes:
             self.infos = infos.without_finals()
         else:
             self.infos[env_ids] = np.asarray(infos)
-
-    @property
-    def is_seeded(self) -> bool:
-        return self._source is not None
 
     def count(
         self, ids: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, resets: Any = None
@@ -156,7 +153,9 @@ class Episodes:
 
     @property
     def all_played(self) -> bool:
-        """True if all envs are idle, and `seeds` gives no further episode."""
+        """True if all envs are idle, and `seeds` gives no further episode. False without `seeds`."""
+        if not self.is_seeded:
+            return False
         if (self.ids < 0).all():
             self.begin_batch()
         return bool((self.ids < 0).all())

@@ -47,8 +47,13 @@ def _job_key(job_seed: int) -> int:
     return _mix_one(check_seed(job_seed) + int(_WORD) & _MAX)
 
 
+@lru_cache(maxsize=1024)
+def _episode_key(job_seed: int, number: int) -> int:
+    return _mix_one(_mix_one(number + _INT_STEP & _MAX) ^ _job_key(job_seed))
+
+
 def _seed(job_seed: int, number: int, purpose: int) -> int:
-    return _mix_one(_mix_one(_mix_one(number + _INT_STEP & _MAX) ^ _job_key(job_seed)) ^ purpose) >> 33
+    return _mix_one(_episode_key(job_seed, number) ^ purpose) >> 33
 
 
 def episode_keys(job_seed: int, numbers: np.ndarray) -> np.ndarray:
@@ -125,12 +130,14 @@ class EpisodeSeeds:
         if self._retries:
             number = self._retries.popleft()
         else:
-            number = next(each for each in map(_check_number, self._numbers) if each not in self._skip)
+            while (number := _check_number(next(self._numbers))) in self._skip:
+                pass
         return number, _seed(self.job_seed, number, _SEED)
 
 
 def _check_number(number: Any) -> int:
-    number = whole("the number of an episode", number)
+    if number.__class__ is not int:
+        number = whole("the number of an episode", number)
     if not 0 <= number < 2**63:
         raise ValueError(f"episodes are numbered from 0 to 2**63 - 1, got {number}")
     return number

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.batch.rollout import FlatRollout, Rollout, Runs, runs_of
+from collector.batch.rollout import FlatRollout, Rollout, Runs, rewards_of, runs_of
 from vecenv import nest
 
 
@@ -55,7 +55,7 @@ class RunningReturns:
     def add(self, batch: Rollout | FlatRollout) -> Ended:
         """Add the next batch. Return the episodes that end in it, with a known start and without a failure."""
         runs, mask = runs_of(batch), nest.as_array(batch.mask)
-        reward, ends = nest.as_array(batch.reward)[mask], ends_of(batch, mask, runs)
+        reward, ends = rewards_of(batch)[mask], ends_of(batch, mask, runs)
         usable = self._unfinished.add(runs, ends, batch.broken_ids)
         if self._returns.shape != (shape := (len(self._unfinished.ids), *reward.shape[1:])):
             known, self._returns = self._returns, np.zeros(shape)

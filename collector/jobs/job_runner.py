@@ -65,7 +65,7 @@ def run_job(
         cluster: Address of a Ray cluster to play on. "auto": RAY_ADDRESS if set, else a running cluster on this
             machine, else a new one. A Ray task whose node does not see `out` sends its episodes to this process.
         cluster_actors: Number of parallel tasks on the cluster, each with `num_envs` envs; default: as many as fit.
-        on_progress: Called after every batch.
+        on_progress: Called after every batch, and when the job is complete.
 
     Raises `DatasetError` if the folder cannot be used, `JobError` if the job cannot run with its settings or env,
     `JobFailedError` if too many episodes or tasks failed, `WorkerTimeoutError` if the cluster lacks resources, errors
@@ -189,6 +189,7 @@ class JobRunner:
             self._open_metrics(writer, context)
             if self.plan.is_complete:
                 self._finish(writer)
+                self.on_progress(self.state)  # the last batch may have played more episodes than the job wants
             else:
                 self.state.status, self.state.signum = "interrupted", player.stop.signum
             if self._metrics is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -47,10 +47,7 @@ class ArrayPolicy(CollectorPolicy):
     def layout(self) -> Mapping[str, RowLayout]:  # type: ignore[override]
         return self._check.layout
 
-    def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> Outputs:
-        return self.outputs(obs, env_ids, infos)
-
-    def outputs(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray, stepping: np.ndarray | None = None) -> Outputs:
+    def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray, stepping: np.ndarray | None = None) -> Outputs:
         """Call the policy with a row per env of `env_ids`, and return the checked outputs.
 
         infos: latest info of every env. stepping: the envs that step, or `None` for all.
@@ -88,17 +85,11 @@ class ArrayPolicy(CollectorPolicy):
 
     def batch(self, wanted: ExplorationType) -> AbstractContextManager[None]:
         self._call.exploration = wanted
-        return self._on_threads()
+        if self._threads is None or sys.modules.get("torch") is None:
+            return nullcontext()
+        from collector.device.math_libraries import policy_threads
 
-    @contextmanager
-    def _on_threads(self) -> Iterator[None]:
-        threads: AbstractContextManager[None] = nullcontext()
-        if self._threads is not None and sys.modules.get("torch") is not None:
-            from collector.device.math_libraries import policy_threads
-
-            threads = policy_threads(self._threads)
-        with threads:
-            yield
+        return policy_threads(self._threads)
 
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
         """Learn `layout` by a call of the policy, if unknown. Restore the global random generators."""
@@ -106,13 +97,12 @@ class ArrayPolicy(CollectorPolicy):
             with restored_generators():
                 self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into its inputs
             self.begin(slice(None))
-            check_policy_names(self.layout)
 
     def _learn_state(self, state: RecurrentState, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        state.is_known = True  # first, so that `outputs` does not call `_learn_state` again
+        state.is_known = True  # first, so that `actions` does not call `_learn_state` again
         try:
             with restored_generators():
-                self.outputs(nest.map(copy_of, obs), env_ids, infos)
+                self.actions(nest.map(copy_of, obs), env_ids, infos)
         except Exception as error:
             state.is_known = False
             add_note(
@@ -158,7 +148,7 @@ class OutputCheck:
             self._check(outputs, rows)
             self._last = form
         for name in self._to_cast:
-            outputs[name] = self._cast(name, outputs[name])
+            outputs[name] = self._cast(name, as_array(outputs[name]))
         if "action" not in outputs:
             action = unflatten(outputs, self._space)
             outputs = {"action": action, **{name: outputs[name] for name in outputs if name not in self.expected}}
@@ -187,13 +177,16 @@ class OutputCheck:
         return {**flatten(action, self._space), **outputs}
 
     def _check(self, outputs: Outputs, rows: int) -> None:
+        check_policy_names(outputs)
         for name, values in outputs.items():
             if values.shape[:1] != (rows,):
                 should = f"{(rows, *self.expected[name][0])}" if name in self.expected else f"({rows}, ...)"
                 raise ValueError(
                     f"the policy returned {name!r} of shape {values.shape} for {rows} observations; it must be {should}"
                 )
-        layout = {name: (values.shape[1:], dtype_of_rows(values)) for name, values in outputs.items()}
+        layout = {
+            name: (tuple(values.shape[1:]), dtype_of_rows(as_array(values[:0]))) for name, values in outputs.items()
+        }
         if self.returned and layout != self.returned:
             raise TypeError(f"the policy returned {layout} (shape of a row, dtype) after {self.returned} before")
         in_space = {name: each for name, each in self.expected.items() if name in layout}
@@ -205,7 +198,9 @@ class OutputCheck:
                     f"{(rows, *expected)}"
                 )
         self._to_cast = [
-            name for name, each in layout.items() if in_space.get(name, each) != each or outputs[name].dtype != each[1]
+            name
+            for name, each in layout.items()
+            if in_space.get(name, each) != each or as_array(outputs[name][:0]).dtype != each[1]
         ]
         self.returned = layout
         self.layout = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import repeat
+from operator import contains
 from typing import Any
 
 import numpy as np
@@ -93,5 +95,8 @@ class RandomActions(CollectorPolicy):
 def masks_in(infos: Any, env_ids: np.ndarray) -> list[Any] | None:
     if infos.__class__ is not np.ndarray and has_columns(infos) and infos.column(ACTION_MASK)[0] is None:
         return None
-    masks = [None if info is None else info.get(ACTION_MASK) for info in infos[env_ids]]
+    found = infos[env_ids]
+    if not any(map(contains, filter(None, found), repeat(ACTION_MASK))):  # without bytecodes, as the envs wait
+        return None
+    masks = [None if info is None else info.get(ACTION_MASK) for info in found]
     return None if all(mask is None for mask in masks) else masks

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.step_extras import RowLayout, check_policy_names
+from collector.batch.step_extras import RowLayout
 from collector.policy.array_policy import ArrayPolicy
 from collector.policy.collector_policy import CollectorPolicy, Outputs
 from collector.policy.keyed_noise import KeyedNoise, restored_generators
@@ -25,7 +25,7 @@ class KeyedPolicy(CollectorPolicy):
 
     def __init__(self, policy: ArrayPolicy, original: Any, noise: KeyedNoise, rows: np.ndarray) -> None:
         self._policy, self._original, self.noise, self._rows = policy, original, noise, rows
-        self.module, self.keeps_inputs = policy.module, policy.keeps_inputs
+        self.module, self.keeps_inputs, self.places_obs = policy.module, policy.keeps_inputs, policy.places_obs
         self._is_watched = False
         """True after the first call of a batch, the only call that `noise.watch` checks."""
 
@@ -37,12 +37,15 @@ class KeyedPolicy(CollectorPolicy):
         rows, env_num = self._rows, len(infos)
         some = stands = len(env_ids) < env_num
         if len(rows) > env_num:
-            obs, some = nest.take(obs, np.minimum(rows, env_num - 1)), True
-        call = partial(self._policy.outputs, obs, rows, infos, env_ids if stands else None)
+            obs, some = nest.map(partial(_padded, count=len(rows) - env_num), obs), True
+        call = partial(self._policy.actions, obs, rows, infos, env_ids if stands else None)
         assert self.noise is not None
         outputs: Outputs = call() if self._is_watched else self.noise.watch(call)
         self._is_watched = True
         return nest.take(outputs, env_ids) if some else outputs
+
+    def place(self, obs: Any) -> Any:
+        return self._policy.place(obs)
 
     def begin(self, env_ids: Any) -> None:
         self._policy.begin(env_ids)
@@ -65,8 +68,12 @@ class KeyedPolicy(CollectorPolicy):
                 self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into its inputs
             self.noise.reason = reason
             self._policy.begin(slice(None))
-            check_policy_names(self.layout)
 
     def close(self) -> None:
         self._policy.close()
         self._original = None
+
+
+def _padded(rows: Any, count: int) -> Any:
+    """Return a copy of `rows` that repeats the last row `count` times."""
+    return nest.namespace(rows).concatenate([rows, *[rows[-1:]] * count])

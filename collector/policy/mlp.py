@@ -55,7 +55,7 @@ class MLPPolicy(nn.Module):
     def forward(self, obs: torch.Tensor) -> distributions.Distribution:
         """Return the distribution of actions for a batch of observations."""
         observation_space, action_space = self._spaces
-        dtype = next(self.parameters()).dtype
+        dtype: Any = self.net[0].weight.dtype  # `parameters()` would walk all modules in every step
         if isinstance(observation_space, spaces.Discrete):
             indices = obs.long() - int(observation_space.start)
             rows = nn.functional.one_hot(indices, int(observation_space.n)).to(dtype)

@@ -55,7 +55,7 @@ def set_exploration_type(wanted: ExplorationType) -> AbstractContextManager[None
 
     `RayCollector` refuses to collect in the block, because its policies run in other processes.
     """
-    return exploring(as_exploration_type(wanted, None), requested=True)
+    return _exploring(as_exploration_type(wanted, None))
 
 
 def requested_exploration_type() -> ExplorationType | None:
@@ -64,9 +64,16 @@ def requested_exploration_type() -> ExplorationType | None:
     return wanted if requested else None
 
 
+def begin_exploring(default: ExplorationType) -> ExplorationType:
+    """Set the exploration type of a batch in the current `contextvars` context, and return the type."""
+    wanted = requested_exploration_type() or default
+    _current.set((wanted, False))
+    return wanted
+
+
 @contextmanager
-def exploring(wanted: ExplorationType, requested: bool = False) -> Iterator[None]:
-    token = _current.set((wanted, requested))
+def _exploring(wanted: ExplorationType) -> Iterator[None]:
+    token = _current.set((wanted, True))
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from collector.basics.timing import Clock
@@ -10,7 +11,7 @@ from collector.batch.step_extras import InfoExtras
 from collector.device.tensors import Transfer, torch
 from collector.policy.array_policy import ArrayPolicy, OutputCheck
 from collector.policy.collector_policy import Outputs
-from collector.policy.policy_call import PolicyCall
+from collector.policy.policy_call import ExplorationType, PolicyCall
 from vecenv import nest
 
 
@@ -40,8 +41,18 @@ class TensorPolicy(ArrayPolicy):
         self._transfer: Any = transfer
         self._on_device = on_device
         self._inputs_device: Any = None
+        self._is_simulated_here = False
+        """True if the last observations to `place` were tensors of the policy's device."""
+        self._returns_tensors = False
+        """True if outputs stay on the device, where the simulator takes the actions."""
+
+    def batch(self, wanted: ExplorationType) -> AbstractContextManager[None]:
+        self._returns_tensors = self._is_simulated_here  # not within a batch, because a column has one type
+        return super().batch(wanted)
 
     def place(self, obs: Any) -> Any:
+        device = self._transfer.device
+        self._is_simulated_here = all(getattr(leaf, "device", None) == device for leaf in nest.leaves(obs))
         placed = self._transfer.to_device(self._placed(obs))
         self._clock.lap("transfer")
         return placed
@@ -66,9 +77,18 @@ class TensorPolicy(ArrayPolicy):
                         f"the policy returned {name!r} on {value.device}; it must be on {self._inputs_device}, where "
                         "its observations were (see policy_device)"
                     )
+            if self._returns_tensors:
+                return {name: _kept_on_device(value) for name, value in outputs.items()}
             arrays: Outputs = transfer.to_numpy(outputs)
             return arrays
 
     def close(self) -> None:
         super().close()
         self._transfer = self._on_device = None
+
+
+def _kept_on_device(value: Any) -> Any:
+    """Return a tensor without gradient, or an array of other values. bfloat16 becomes float32, as in arrays."""
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return nest.as_array(value)
+    return value.detach().float() if value.dtype is torch.bfloat16 else value.detach()

@@ -111,7 +111,9 @@ class PolicyWeights:
         self.version, self._last_counters = self.version + updates, self._counters()
 
     def _counters(self) -> list[tuple[int, int]]:
-        parameters = [] if self._module is None else list(self._module.parameters())
+        if self._module is None:
+            return []
+        parameters = list(self._module.parameters())
         if any(hasattr(each, "materialize") for each in parameters):
             return []
         return [change_count(each) for each in parameters if not each.is_inference()]

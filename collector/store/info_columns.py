@@ -60,8 +60,6 @@ def with_info_columns(episodes: EpisodeBatch, layout: EpisodeLayout | None) -> E
     The first episodes decide about dtypes: numbers become bool, int64 or float64, and arrays keep their dtype. A
     missing entry is 0, False or "". Raises `DatasetError` for an entry that does not fit, and if all infos lack a key.
     """
-    if not episodes.info:
-        return episodes
     known = {} if layout is None else nest.map(layout.rows.__getitem__, layout.names["info"])
     info = {key: _column(key, values, known.get(key)) for key, values in episodes.info.items()}
     return replace(episodes, info=info)

@@ -230,11 +230,13 @@ def _rows(name: str, tree: Any, depth: int = 0) -> Any:
 def columns_of_shard(layout: EpisodeLayout, batches: Sequence[EpisodeBatch]) -> dict[str, list[np.ndarray]]:
     """Return the arrays of a shard, each as a list of consecutive parts."""
     columns: dict[str, list[np.ndarray]] = {name: [] for name in layout.rows}
-    for batch in batches:
-        trees = [("obs", part) for part in batch.obs_parts]
-        for key, tree in [*trees, *((key, getattr(batch, key)) for key in ("action", "reward", *END_COLUMNS, "info"))]:
-            for name, array in zip(nest.leaves(layout.names[key]), nest.leaves(tree), strict=True):
-                columns[name].append(np.ascontiguousarray(array, layout.rows[name].base))
+    for key, names in layout.names.items():
+        # A batch has hundreds of parts of observations, so the names are found once.
+        targets = [(columns[name].append, layout.rows[name].base) for name in nest.leaves(names)]
+        for batch in batches:
+            for tree in batch.obs_parts if key == "obs" else [getattr(batch, key)]:
+                for (append, dtype), array in zip(targets, nest.leaves(tree), strict=True):
+                    append(np.ascontiguousarray(array, dtype))
     lengths = np.concatenate([batch.lengths for batch in batches])
     columns["offsets"] = [np.append(0, np.cumsum(lengths)).astype(np.int64)]
     about = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -148,7 +148,8 @@ class StoreWriter(Closable):
             # `pack` copies all columns except `obs`.
             several = replace(several, obs_parts=[nest.map(np.array, part) for part in several.obs_parts])
         batch = in_columns(self._numbered(several), self._spaces["action_space"])
-        batch = with_info_columns(batch, self._layout)
+        if batch.info:
+            batch = with_info_columns(batch, self._layout)
         layout = EpisodeLayout.of(batch)
         check_whole(batch, layout)
         if self._layout is None:
@@ -219,7 +220,9 @@ class StoreWriter(Closable):
         with self._changing(), self.opened.inside(SHARDS, make=True) as shards:
             name = self._new_name()
             try:
-                arrays = with_encoded_texts(columns_of_shard(layout, batches))
+                arrays: Mapping[str, Sequence[np.ndarray]] = columns_of_shard(layout, batches)
+                if layout.texts:
+                    arrays = with_encoded_texts(arrays)
                 files, compressed = write_shard(shards, name, arrays, self.compress)
                 line = ShardLine(
                     shard=f"{SHARDS}/{name}",

@@ -13,8 +13,9 @@ import pytest
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, FlatRollout, Interruptor
-from collector.batch import arrival_log, step_log
+from collector.batch import arrival_log
 from collector.batch.rollout import concatenate
+from collector.batch.step_log import StepLog
 from tests.support.backends import FULL
 from tests.support.collector_envs import (
     CASES,
@@ -312,9 +313,9 @@ class TestKeywords:
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("moment", ["resized", "zeros"])
+@pytest.mark.parametrize("moment", ["resized", "_new_column"])
 def test_after_an_interrupt_while_the_memory_grows_the_collector_continues(moment: str, first: bool) -> None:
     with AsyncDataCollector(countdowns(3), frames_per_batch=50) as collector:
-        with interrupting(arrival_log if moment == "resized" else step_log, moment, first):
+        with interrupting(arrival_log if moment == "resized" else StepLog, moment, first):
             collector.next()
         assert [collector.next().frames for _ in range(2)] == [50, 50]

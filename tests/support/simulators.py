@@ -43,10 +43,11 @@ class Alone(gym.Env):
 
 
 class Simulator(VectorEnv):
-    """Simulator of n envs in the array library `xp`, in SAME_STEP mode. It writes into the same buffers in each step.
+    """Simulator of n envs in the array library `xp`. It writes into the same buffers in each step.
 
     final: where the last observation is: "masked" or "whole" rows of `final_obs`, "old" (the key of gymnasium 0.29, in
-    each step, and no `final_info`), or "lost". wide: rewards and flags have the shape (n, 1). more: infos have a
+    each step, and no `final_info`), or "lost". With "next", it is the result of the step, and the next step resets the
+    env (NEXT_STEP mode). wide: rewards and flags have the shape (n, 1). more: infos have a
     dict, a list, a value for all envs, and a column with a mask.
     """
 
@@ -61,12 +62,12 @@ class Simulator(VectorEnv):
     ) -> None:
         self.xp, self.num_envs, self.final, self.wide, self.more = xp, n, final, wide, more
         self.on = {} if device is None else {"device": device}
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP if final == "next" else AutoresetMode.SAME_STEP}
         self.single_observation_space, self.single_action_space = OBS, ACTION
         self.observation_space, self.action_space = batch_space(OBS, n), batch_space(ACTION, n)
         self.buffers: dict[str, Any] = {}
         self.actions: Any = None
-        self.t, self.episode = np.zeros(n), np.full(n, -1.0)
+        self.t, self.episode, self.over = np.zeros(n), np.full(n, -1.0), np.zeros(n, np.bool_)
 
     def _returned(self, name: str, values: np.ndarray) -> Any:
         """Return the values in the buffer of this name. JAX has no buffers."""
@@ -98,14 +99,15 @@ class Simulator(VectorEnv):
         return infos
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        self.t[:], self.episode = 0, self.episode + 1
+        self.t[:], self.episode, self.over = 0, self.episode + 1, np.zeros(self.num_envs, np.bool_)
         return self._obs("obs"), self._infos("")
 
     def step(self, actions: Any) -> Any:
         self.actions, n = actions, self.num_envs
         self.t += 1
         first = np.asarray(actions.cpu() if hasattr(actions, "cpu") else actions)[:, 0]
-        reward = (first + self.t).astype(np.float32)
+        self.t[self.over], self.episode[self.over] = 0, self.episode[self.over] + 1
+        reward = np.where(self.over, 0, first + self.t).astype(np.float32)
         over = self.t == 2 + np.arange(n)
         odd = np.arange(n) % 2 == 1
         shape = (n, 1) if self.wide else (n,)
@@ -113,6 +115,9 @@ class Simulator(VectorEnv):
             self._returned(name, values.reshape(shape))
             for name, values in (("reward", reward), ("terminated", over & ~odd), ("truncated", over & odd))
         ]
+        if self.final == "next":
+            self.over = over
+            return self._obs("obs"), *outcome, self._infos("")
         last, last_info = self._obs("last"), self._infos("last")
         self.t[over], self.episode[over] = 0, self.episode[over] + 1
         infos = self._infos("")

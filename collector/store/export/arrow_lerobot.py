@@ -49,9 +49,39 @@ def write_lerobot(
     fps = at_least_one("fps", fps)
     job = dataset.head.get("job")
     task = task or (str(job.get("env", name.name)) if isinstance(job, dict) else name.name)
-    ends, count = np.cumsum(dataset.lengths), len(dataset)
-    begins = ends - dataset.lengths
+    begins = np.cumsum(dataset.lengths) - dataset.lengths
     file = np.unique(begins * dataset.layout.nbytes(1, 0) // FILE_BYTES, return_inverse=True)[1]
+    features, stats = _write_steps(dataset, out, begins, file, fps)
+    _write(pa.table(_of_episodes(dataset, begins, file, task, stats)), out / "meta/episodes", 0)
+    info = {
+        "codebase_version": "v3.0",
+        "robot_type": robot_type,
+        "total_episodes": len(dataset),
+        "total_frames": dataset.steps,
+        "total_tasks": 1,
+        "chunks_size": FILES_A_CHUNK,
+        "data_files_size_in_mb": 100,
+        "video_files_size_in_mb": 200,
+        "fps": fps,
+        "splits": {"train": f"0:{len(dataset)}"},
+        "data_path": f"data/{FILE}",
+        "video_path": None,
+        "features": features,
+    }
+    (out / "meta/info.json").write_text(json.dumps(info, indent=4))
+    overall = {key: {name: each.tolist() for name, each in _combined(parts).items()} for key, parts in stats.items()}
+    (out / "meta/stats.json").write_text(json.dumps(overall, indent=4))
+    parquet.write_table(_tasks(task), out / "meta/tasks.parquet")
+
+
+def _write_steps(
+    dataset: Dataset, out: Path, begins: np.ndarray, file: np.ndarray, fps: int
+) -> tuple[dict[str, Any], dict[str, list[Stats]]]:
+    """Write the steps. Return the features, and the statistics of each episode by feature.
+
+    begins, file: first step, and number of the file, of each episode.
+    """
+    ends, features = begins + dataset.lengths, dict[str, Any]()
     stats: dict[str, list[Stats]] = {}
     for number in range(int(file[-1]) + 1):
         index = np.arange(begins[file == number][0], ends[file == number][-1])
@@ -70,34 +100,22 @@ def write_lerobot(
                 stats.setdefault(key, []).extend(map(_stats, np.split(array, first_rows)))
         table = pa.table({key: _arrow(array) for key, array in columns.items()})
         _write(table, out / "data", number)
+    return features, stats
+
+
+def _of_episodes(
+    dataset: Dataset, begins: np.ndarray, file: np.ndarray, task: str, stats: dict[str, list[Stats]]
+) -> dict[str, Any]:
+    """Return the columns of the table of episodes."""
+    count = len(dataset)
     zeros = np.zeros(count, np.int64)
-    place = {"data/chunk_index": file // FILES_A_CHUNK, "data/file_index": file % FILES_A_CHUNK}
-    place |= {"dataset_from_index": begins, "dataset_to_index": ends}
-    place |= {"meta/episodes/chunk_index": zeros, "meta/episodes/file_index": zeros}
-    tasks = {"episode_index": np.arange(count), "tasks": [[task]] * count, "length": dataset.lengths}
-    of_episodes = {
-        f"stats/{key}/{name}": [each[name].tolist() for each in parts]
-        for key, parts in stats.items()
-        for name in parts[0]
-    }
-    _write(pa.table(tasks | place | of_episodes), out / "meta/episodes", 0)
-    sizes = {"total_episodes": count, "total_frames": dataset.steps, "total_tasks": 1, "chunks_size": FILES_A_CHUNK}
-    info = {
-        "codebase_version": "v3.0",
-        "robot_type": robot_type,
-        **sizes,
-        "data_files_size_in_mb": 100,
-        "video_files_size_in_mb": 200,
-        "fps": fps,
-        "splits": {"train": f"0:{count}"},
-        "data_path": f"data/{FILE}",
-        "video_path": None,
-        "features": features,
-    }
-    (out / "meta/info.json").write_text(json.dumps(info, indent=4))
-    overall = {key: {name: each.tolist() for name, each in _combined(parts).items()} for key, parts in stats.items()}
-    (out / "meta/stats.json").write_text(json.dumps(overall, indent=4))
-    parquet.write_table(_tasks(task), out / "meta/tasks.parquet")
+    found: dict[str, Any] = {"episode_index": np.arange(count), "tasks": [[task]] * count, "length": dataset.lengths}
+    found |= {"data/chunk_index": file // FILES_A_CHUNK, "data/file_index": file % FILES_A_CHUNK}
+    found |= {"dataset_from_index": begins, "dataset_to_index": begins + dataset.lengths}
+    found |= {"meta/episodes/chunk_index": zeros, "meta/episodes/file_index": zeros}
+    for key, parts in stats.items():
+        found |= {f"stats/{key}/{name}": [each[name].tolist() for each in parts] for name in parts[0]}
+    return found
 
 
 def read_lerobot(out: Path, dataset: Dataset) -> Iterator[dict[str, Any]]:

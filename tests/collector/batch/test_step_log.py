@@ -17,14 +17,14 @@ ENVS, STEPS = 3, 6
 FORMS: Any = {"arrays": lambda rows: rows, "tensors": lambda rows: {"a": torch.from_numpy(rows), "b": (rows,)}}
 
 
-def played(log: StepLog, place: Any, batches: int = 3) -> list[Any]:
+def played(log: StepLog, place: Any, batches: int = 3, steps: int = STEPS) -> list[Any]:
     """Return batches of envs whose observation is (env, episode, step). Episodes of env n have n + 2 steps."""
     episodes, found = log.episodes, list[Any]()
     state = np.stack([np.arange(ENVS), np.zeros(ENVS, np.int64), np.zeros(ENVS, np.int64)], 1)
     log.observe(log.all_ids, place(state.copy()))
     for _ in range(batches):
-        log.begin(ENVS * STEPS)
-        for _ in range(STEPS):
+        log.begin(ENVS * steps)
+        for _ in range(steps):
             log.act(log.all_ids, {"action": state[:, 2].copy()})
             state[:, 2] += 1
             ended = state[:, 2] == np.arange(ENVS) + 2
@@ -50,3 +50,12 @@ def test_a_column_may_be_a_tensor(kind: Any) -> None:
             np.testing.assert_array_equal(read(right)["b"][0], read(left))
         flat = left.flatten()
         assert (flat.next.obs[:, 1:] == np.stack([flat.obs[:, 1], flat.obs[:, 2] + 1], 1)).all()
+
+
+@pytest.mark.parametrize("kind", [StepLog, ArrivalLog])
+def test_after_a_large_batch_the_memory_shrinks(kind: Any) -> None:
+    log, usual = kind(Episodes(ENVS)), kind(Episodes(ENVS))
+    played(log, FORMS["arrays"], batches=1, steps=1000)
+    small = [played(each, FORMS["arrays"], batches=2) for each in (log, usual)]
+    np.testing.assert_array_equal(small[0][1].obs[..., 2], small[1][1].obs[..., 2])
+    assert nest.nbytes(tuple(log.columns.values())) <= 2 * nest.nbytes(tuple(usual.columns.values()))

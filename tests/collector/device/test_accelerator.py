@@ -126,6 +126,15 @@ def storing(kind: str, device: str) -> Any:
         return *map(columns, forms), host({str(key): tensordict[key] for key in keys})
 
 
+def episodes(device: str) -> Any:
+    """Whole episodes, which a hook also gets one by one."""
+    with SyncDataCollector(cartpoles(3), Net(categorical), frames_per_batch=12, device=device) as collector:
+        collector.set_seed(2)
+        found: list[Any] = []
+        batches = [collector.next(), collector.collect(n_episode=4, on_episode=found.append).batch, collector.next()]
+        return *map(columns, batches), tuple((each.obs, each.action, each.reward) for each in found)
+
+
 class Remembers(torch.nn.Module):
     """Recurrent policy."""
 
@@ -278,13 +287,18 @@ def with_failures(device: str) -> Any:
         return first, columns(collector.next())
 
 
-def simulator(final: str, device: str, **options: Any) -> Any:
+def read(step: Any) -> dict[str, Any]:
+    """Step hook that reads everything."""
+    return {"read": step.reward + step.action.sum(1) + step.obs.sum(1) + step.next_obs.sum(1)}
+
+
+def simulator(final: str, device: str, kind: str = "sync", **options: Any) -> Any:
     simulated = Simulator(torch, final=final, device=device)
     venv = from_gymnasium(simulated, tensors=True, has_final_obs=final != "lost")
-    policy = Net(torch.tanh, 6 if options else 3, 2)
+    policy = Net(torch.tanh, 6 if "transforms" in options else 3, 2)
     options |= {"info_keys": ["speed"], "device": device}
-    with SyncDataCollector(venv, policy, frames_per_batch=40, **options) as collector:
-        batches = [collector.next(), collector.next(), collector.collect(8, on_step=lambda _: None).batch]
+    with KINDS[kind](venv, policy, frames_per_batch=40, **options) as collector:
+        batches = [collector.next(), collector.next(), collector.collect(8, on_step=read).batch, collector.next()]
         assert {batch.obs.device.type for batch in batches} == {device}
         return tuple(map(columns, batches))
 
@@ -295,6 +309,9 @@ CASES: dict[str, Callable[[str], Any]] = {
     "storing, random frames": partial(sampling, "sync", storing_device=True, init_random_frames=60),
     "storing, one batch": partial(sampling, "sync", storing_device=True, return_same_td=True, init_random_frames=24),
     "storing, split": partial(sampling, "sync", storing_device=True, split_trajs=True),
+    "storing, async": partial(sampling, "async", storing_device=True),
+    "storing, async, random frames": partial(sampling, "async", storing_device=True, init_random_frames=30),
+    "storing, episodes": episodes,
     "storing, seeded": partial(keyed, "categorical", is_stored=True),
     "storing, failures": with_failures,
     **{f"storing device, {kind}": partial(storing, kind) for kind in KINDS},
@@ -308,13 +325,18 @@ CASES: dict[str, Callable[[str], Any]] = {
     "TensorDict": with_tensordicts,
     "infos": with_infos,
     "simulator, transforms": lambda device: simulator("masked", device, transforms=[CatFrames(2, -1), VecNorm()]),
+    "simulator, async": partial(simulator, "next", kind="async"),
+    "simulator, async, random frames": partial(simulator, "next", kind="async", init_random_frames=60),
+    "simulator, random frames": partial(simulator, "masked", init_random_frames=60, return_same_td=True),
+    "simulator, split": partial(simulator, "masked", split_trajs=True),
     **{f"simulator, {final}": partial(simulator, final) for final in ("masked", "old", "lost")},
 }
 
 
 QUICK = {"samples, sync", "samples, async", "recurrent, sync, True", "keyed, categorical", "keyed, tanh", "trees, sync"}
 QUICK |= {"storing device, sync", "storing, random frames", "storing, seeded", "weights, sync", "rollout", "TensorDict"}
-QUICK |= {"simulator, masked", "simulator, lost"}
+QUICK |= {"simulator, masked", "simulator, lost", "simulator, async, random frames", "simulator, random frames"}
+QUICK |= {"simulator, split", "storing, async, random frames", "storing, episodes"}
 QUICK |= {"transforms, numbers, sync", "TorchVectorEnv, numbers", "infos"}
 
 
@@ -333,22 +355,60 @@ def test_the_data_is_that_of_the_cpu(case: str, sim: str) -> None:
     assert_same(found[1], found[0])
 
 
+class Uncounted(Simulator):
+    """Simulator whose own copies are not counted."""
+
+    def step(self, actions: Any) -> Any:
+        before = SIM.counts.copy()
+        result = super().step(actions)
+        SIM.counts.clear()
+        SIM.counts.update(before)
+        return result
+
+
 @needs_sim
-def test_observations_of_a_simulator_stay_on_its_device() -> None:
-    bytes_to_host = []
-    for storing_device in ("sim", None):
-        venv = from_gymnasium(Simulator(torch, device="sim"), tensors=True)
-        options: Any = {"policy_device": "sim", "storing_device": storing_device, "frames_per_batch": 40}
-        with SyncDataCollector(venv, Net(torch.tanh, 3, 2), **options) as collector:
-            collector.next()
+def test_a_round_of_a_simulator_copies_its_flags_to_the_host_and_the_places_of_ended_envs_to_the_device() -> None:
+    found = []
+    for rounds in (20, 40):
+        venv = from_gymnasium(Uncounted(torch, n=64, final="old", device="sim"), tensors=True)
+        with SyncDataCollector(venv, Net(torch.tanh, 3, 2), device="sim", frames_per_batch=64 * rounds) as collector:
+            collector.next(), collector.next()
             SIM.counts.clear()
-            collector.next()
-            bytes_to_host.append(SIM.counts["download_bytes"])
-    assert bytes_to_host[0] <= bytes_to_host[1] - 40 * 3 * 4
+            batch = collector.next()
+            found.append((SIM.counts.copy(), len(batch.final_time.cpu().unique()), batch.reward.nbytes))
+    (less, fewer_ends, fewer_bytes), (more, ends, size) = found
+    more.subtract(less)
+    assert (more["downloads"], more["download_bytes"]) == (
+        20,
+        20 * 2 * 64 + size - fewer_bytes,
+    )  # rewards once per batch
+    assert more["uploads"] == ends - fewer_ends
+    assert more["waits"] == more["downloads"] + more["uploads"]
+
+
+@needs_sim
+def test_a_reward_of_nan_on_the_device_is_found() -> None:
+    venv = from_gymnasium(Simulator(torch, device="sim"), tensors=True)
+    with SyncDataCollector(
+        venv, Net(lambda hidden: hidden / 0 * 0, 3, 2), device="sim", frames_per_batch=8
+    ) as collector:
+        for _ in range(2):  # from the second batch on, actions are tensors
+            with pytest.raises(
+                ValueError, match=r"reward of NaN in step 0 .* the action .*nan.* \(the policy returned NaN"
+            ):
+                collector.next()
 
 
 NARROW = ["samples, sync", "recurrent, sync, True", "trees, sync", "transforms, dict, sync", "TorchVectorEnv, dict"]
-NARROW += ["storing device, sync", "storing device, async", *(f"keyed, {family}" for family in FAMILIES)]
+NARROW += [
+    "simulator, masked",
+    "simulator, async",
+    "storing, async",
+    "storing, seeded",
+    "storing device, sync",
+    "storing device, async",
+    *(f"keyed, {family}" for family in FAMILIES),
+]
 
 
 @pytest.fixture(params=["no streams", pytest.param("streams", marks=FULL)])
@@ -372,7 +432,7 @@ def test_without_float64_the_device_computes_in_float32(case: str) -> None:
     for device in ("cpu", "sim"):
         torch.manual_seed(0)
         found.append(CASES[case](device))
-    narrow = "storing" in case or "TorchVectorEnv" in case
+    narrow = any(kind in case for kind in ("storing", "TorchVectorEnv", "simulator"))
     for (path, left), (_, right) in zip(nest.items(found[1]), nest.items(found[0]), strict=True):
         is_narrow = narrow and right.dtype == np.float64 and "episode_returns" not in path  # always in numpy
         assert left.dtype == (np.float32 if is_narrow else right.dtype), path

@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from collector import SyncDataCollector, TorchVectorEnv
+from collector import AsyncDataCollector, EpisodeSeeds, SyncDataCollector, TorchVectorEnv
 from collector.device.tensors import Transfer
 from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
 from tests.support.devices import SIM, needs_sim
@@ -150,20 +150,48 @@ COLUMNS = 13
 """Columns of a batch without observations, which are copied after the last round."""
 
 
-def counts_of_a_batch(**options: Any) -> tuple[Any, int, int]:
-    """Return the counts of a stored batch, the number of its rounds, and the bytes of its observations and actions."""
-    envs = [partial(Samples, PICTURE, length, spaces.Discrete(2)) for length in (50, 61, 1000)]
-    with SyncDataCollector(envs, Brightness(), frames_per_batch=120, device="sim", **options) as collector:
+def counts_of_a_batch(
+    kind: Any = SyncDataCollector,
+    collect: Callable[[Any], Any] = lambda collector: collector.rollout(),
+    lengths: Any = (50, 61, 1000),
+    **options: Any,
+) -> tuple[Any, Any, int]:
+    """Return the counts of a stored batch, the batch, and the bytes of its observations and actions."""
+    envs = [partial(Samples, PICTURE, length, spaces.Discrete(2)) for length in lengths]
+    with kind(DummyVectorEnv(envs), Brightness(), frames_per_batch=120, device="sim", **options) as collector:
         collector.rollout()
         SIM.counts.clear()
-        batch = collector.rollout()
-    return SIM.counts, batch.shape[1], batch.obs.nbytes + batch.action.nbytes
+        batch = collect(collector)
+    return SIM.counts, batch, batch.obs.nbytes + batch.action.nbytes
 
 
 def check_bytes() -> None:
     """Check that an observation is copied to the device once, if batches are stored there."""
-    counts, rounds, size = counts_of_a_batch()
+    counts, batch, size = counts_of_a_batch()
+    rounds = batch.shape[1]
     assert (counts["downloads"], counts["waits"]) == (rounds, rounds + COLUMNS)
+    assert counts["upload_bytes"] + counts["download_bytes"] <= 1.05 * size
+
+
+def hooked(collector: Any) -> Any:
+    return collector.collect(
+        240, on_step=lambda step: {"light": step.next_obs[:, 0, 0, 0] - step.obs[:, 0, 0, 0]}
+    ).batch
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "asynchronous": {"kind": AsyncDataCollector},
+    "asynchronous, a hook": {"kind": AsyncDataCollector, "collect": hooked},
+    "episode seeds": {"episode_seeds": EpisodeSeeds(0), "lengths": (50, 61, 70)},
+    "whole episodes": {"collect": lambda collector: collector.collect(n_episode=6).batch, "lengths": (50, 61, 70)},
+    "a hook": {"collect": hooked},
+}
+
+
+@needs_sim
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_collect_copies_a_stored_observation_once(way: str) -> None:
+    counts, _, size = counts_of_a_batch(**WAYS[way])
     assert counts["upload_bytes"] + counts["download_bytes"] <= 1.05 * size
 
 

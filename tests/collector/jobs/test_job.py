@@ -234,6 +234,14 @@ class TestWhatAJobWrites:
         assert {*seen} == {0}, "each batch is committed before the next one"
         assert_same(tmp_path / "a", uninterrupted)
 
+    def test_the_last_progress_counts_the_episodes_that_readers_see(self, tmp_path: Path) -> None:
+        """The last batch of a job of steps plays episodes that the job does not need."""
+        seen: list[tuple[int, int]] = []
+        on_progress = lambda state: seen.append((state.episodes, state.steps))  # noqa: E731
+        run_job(job(**counting(), steps=300), tmp_path / "a", on_progress=on_progress)
+        data = Dataset(tmp_path / "a")
+        assert seen[-2] > seen[-1] == (len(data), data.steps)
+
 
 class TestFailures:
     @pytest.mark.parametrize(
