@@ -16,6 +16,8 @@ torch and numpy have one thread.
 - from_gymnasium, SB3VecEnv: `step` with actions that were drawn before. Envs reset in the step that ends the episode.
 - collector: batches of 32 steps by a network with two hidden layers of 64, compared with a loop that writes into
   tensors.
+- recorder: the same collector with `RecordEpisodes`, compared with the collector alone. Shards are removed between
+  rounds.
 - memory: additional memory, and the CPU time, of a step in which all of 2,048 envs end. Each line is a new process.
 """
 
@@ -23,11 +25,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -54,12 +58,16 @@ Step = Callable[[], Any]
 class Row(NamedTuple):
     library: str
     through: str
-    """"from_gymnasium", "SB3VecEnv" or "collector"."""
+    """"from_gymnasium", "SB3VecEnv", "collector" or "recorder"."""
     target: float
     length: int = 0
     """Steps of an episode, or 0 if no episode ends."""
     columns: int = 0
     """Number of columns in the infos."""
+    size: int = 48
+    """Numbers per env."""
+    apart: bool = False
+    """True if a few envs end in each step, instead of all in one step."""
 
 
 ROWS = {
@@ -74,6 +82,11 @@ ROWS = {
     "jax-columns": Row("jax", "from_gymnasium", 0.5, columns=4),
     "torch-columns-sb3": Row("torch", "SB3VecEnv", 0.3, columns=4),
     "torch-collector": Row("torch", "collector", 0.9),
+    "recorder-16": Row("numpy", "recorder", 0.8, LENGTH, size=16),
+    "recorder-16-apart": Row("numpy", "recorder", 0.8, LENGTH, size=16, apart=True),
+    "recorder-48": Row("numpy", "recorder", 0.8, LENGTH),
+    "recorder-48-apart": Row("numpy", "recorder", 0.8, LENGTH, apart=True),
+    "torch-recorder": Row("torch", "recorder", 0.8, LENGTH, apart=True),
 }
 
 
@@ -107,25 +120,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def print_row(name: str, envs: int, rounds: int, seconds: float) -> None:
     row = ROWS[name]
-    try:
-        alone, ours = contenders(row, envs)
-    except ImportError as error:
-        print(f"{name:20} left out: {error}", flush=True)
-        return
-    rates = measure([alone, ours], rounds, seconds)
+    with ExitStack() as opened:
+        try:
+            contending = contenders(row, envs, opened)
+        except ImportError as error:
+            print(f"{name:20} left out: {error}", flush=True)
+            return
+        rates = measure(contending, rounds, seconds)
     ratios = [mine / theirs for theirs, mine in rates]
     speeds = [f"{median(column):7,.1f}/s" for column in zip(*rates, strict=True)]
     spread = f"{median(ratios):.4f} ({min(ratios):.4f}-{max(ratios):.4f})"
     print(f"{name:20} {speeds[0]:>9} {speeds[1]:>9}  {spread:26} {row.target:g}", flush=True)
 
 
-def measure(steps: list[Step], rounds: int, seconds: float) -> list[tuple[float, ...]]:
+def measure(steps: Sequence[Step], rounds: int, seconds: float) -> list[tuple[float, ...]]:
     """Return the rates of the contenders in each round. Every second round has the opposite order."""
     for step in steps:
         step()
         step()
     found = []
     for number in range(rounds):
+        for step in steps:
+            if isinstance(step, Recording):
+                step.remove_shards()
         order = [0, 1] if number % 2 else [1, 0]
         rates = {place: rate(steps[place], seconds) for place in order}
         found.append((rates[0], rates[1]))
@@ -143,8 +160,13 @@ def rate(step: Step, seconds: float) -> float:
 # Contenders.
 
 
-def contenders(row: Row, envs: int) -> tuple[Step, Step]:
-    """Return the simulator alone (or a loop by hand), and the same through vecenv."""
+def contenders(row: Row, envs: int, opened: ExitStack) -> tuple[Step, Step]:
+    """Return the simulator alone (or a loop by hand), and the same through vecenv.
+
+    For the recorder, return the collector alone, and the same with `RecordEpisodes`.
+    """
+    if row.through == "recorder":
+        return collecting(row, envs), Recording(row, envs, opened)
     if row.through == "collector":
         return loop_by_hand(row, envs), collecting(row, envs)
     through = {"from_gymnasium": through_from_gymnasium, "SB3VecEnv": through_sb3}[row.through]
@@ -160,7 +182,7 @@ def simulator(row: Row, envs: int) -> gym.vector.VectorEnv:
 
         one = gym.make("Empty-v1", num_envs=1, sim_backend="physx_cpu", render_backend="none")
         return ManiSkillVectorEnv(one)
-    return make_simulator(row.library, envs, row.length, row.columns)
+    return make_simulator(row.library, envs, row.length, row.columns, row.size, row.apart)
 
 
 def drawn_actions(envs: gym.vector.VectorEnv) -> list[Any]:
@@ -244,11 +266,31 @@ def loop_by_hand(row: Row, envs: int) -> Step:
     return batch
 
 
-def collecting(row: Row, envs: int) -> Step:
+def collecting(row: Row, envs: int, wrap: Callable[[Any], Any] = lambda venv: venv) -> Step:
     from collector import SyncDataCollector
 
     sim = simulator(row, envs)
-    return SyncDataCollector(from_gymnasium(sim), network(sim), frames_per_batch=STEPS * envs).rollout
+    tensors = row.through == "recorder" and row.library != "numpy"
+    venv = from_gymnasium(sim, tensors=tensors)
+    return SyncDataCollector(wrap(venv), network(sim), frames_per_batch=STEPS * envs).rollout
+
+
+class Recording:
+    """Collector whose episodes are recorded."""
+
+    def __init__(self, row: Row, envs: int, opened: ExitStack) -> None:
+        from collector import RecordEpisodes
+
+        self.folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="vecenv-"))
+        self.step = collecting(row, envs, lambda venv: opened.enter_context(RecordEpisodes(venv, self.folder)))
+
+    def __call__(self) -> Any:
+        return self.step()
+
+    def remove_shards(self) -> None:
+        """Remove what was written, so that the system reuses pages of its cache, as on a machine without free pages."""
+        for shard in Path(self.folder, "shards").glob("*"):
+            shutil.rmtree(shard)
 
 
 # Memory.

@@ -10,6 +10,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.arguments import as_ids, round_envs
+from vecenv.backends.info_batch import InfoBatch
 from vecenv.base import BaseVectorEnv, engine_of
 from vecenv.engine.mark import is_layer_call, mark_of
 from vecenv.engine.results import Results, Step
@@ -226,7 +227,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         """Return a mask of the rows of a round that are resets, or `None` if there are none. Call it once per round."""
         if not self._resets:
             return None
-        ids = [row["env_id"] for row in info]
+        ids = env_ids(info).tolist()
         rows = np.array([i in self._resets for i in ids], np.bool_)
         self._resets.difference_update(ids)
         return rows if rows.any() else None
@@ -288,6 +289,11 @@ class RowWiseWrapper(VectorEnvWrapper):
         for rows, values in mapped:
             nest.put(joined[: len(values)], rows, values)
         return *joined, info
+
+
+def env_ids(info: Any) -> np.ndarray:
+    """Return the env id of each row of `info`: an `InfoBatch`, or an object array of dicts."""
+    return info.ids if info.__class__ is InfoBatch else np.array([row["env_id"] for row in info], np.int64)
 
 
 def resets_in_step(venv: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -116,8 +115,12 @@ class EpisodeBatch:
             exact = bool((reward == np.rint(reward)).all() and np.abs(reward).sum() < 2**53)
             if reward.ndim == 1 and exact and len(self):
                 return np.add.reduceat(reward, offsets[:-1])
-            sums = [reward[a:b].sum(0) for a, b in pairwise(offsets.tolist())]
-            return np.array(sums, np.float64).reshape(len(self), *reward.shape[1:])
+            sums = np.zeros((len(self), *reward.shape[1:]))
+            for length in np.unique(self.lengths).tolist():
+                which = np.flatnonzero(self.lengths == length)
+                rows = reward[offsets[which][:, None] + np.arange(length)]
+                sums[which] = rows.sum(1)
+            return sums
 
     @property
     def total_rewards(self) -> np.ndarray:

@@ -32,6 +32,28 @@ def info_objects(infos: Sequence[Any], keys: Sequence[str]) -> dict[str, np.ndar
     return {key: nest.object_array([entry(info, key) for info in infos]) for key in keys}
 
 
+def info_rows(infos: Any, keys: Sequence[str], known: dict[str, np.dtype]) -> dict[str, np.ndarray]:
+    """Return an array `(k,)` per key, as `info_objects`. Numbers become an array of numbers `(k, ...)` with 0 for None.
+
+    known: dtype and shape of the last numbers by key, for a round that lacks the key. It is updated in place.
+    """
+
+    def entries(key: str) -> np.ndarray:
+        column, mask = infos.column(key)
+        rows = nest.as_array(column) if hasattr(column, "shape") else None
+        if rows is not None and rows.shape[:1] == (len(infos),) and rows.dtype.kind in "biuf":
+            known[key] = np.dtype((rows.dtype, rows.shape[1:]))
+            if mask is not None:
+                rows = rows.copy()
+                rows[~nest.as_array(mask)] = 0
+            return rows
+        if column is None:
+            return np.zeros(len(infos), known[key]) if key in known else np.full(len(infos), None)
+        return info_objects(infos, [key])[key]
+
+    return {key: entries(key) for key in keys}
+
+
 def with_info_columns(episodes: EpisodeBatch, layout: EpisodeLayout | None) -> EpisodeBatch:
     """Return episodes whose infos are arrays, in the dtypes of `layout` (None: no episode was stored before).
 
@@ -44,16 +66,17 @@ def with_info_columns(episodes: EpisodeBatch, layout: EpisodeLayout | None) -> E
 
 
 def _column(key: str, values: np.ndarray, row: np.dtype | None) -> np.ndarray:
-    if values.dtype != TEXT:
-        return values
-    present = [i for i, value in enumerate(values) if value is not None]
-    entries = [values[i] for i in present]
-    if not entries and row is None:
-        raise DatasetError(f"info_keys: no info of the first episodes that ended has {key!r}; leave this key out")
-    found = _stacked(key, entries)
+    present: Any = slice(None)
+    entries: Any = values
+    if values.dtype == TEXT:
+        present = [i for i, value in enumerate(values) if value is not None]
+        entries = [values[i] for i in present]
+        if not entries and row is None:
+            raise DatasetError(f"info_keys: no info of the first episodes that ended has {key!r}; leave this key out")
+    found = _stacked(key, entries) if values.dtype == TEXT else values
     row = _row_of(found) if row is None else row
     column = blank((len(values), *row.shape), row.base)
-    if entries:
+    if len(entries):
         fits = (found.dtype == TEXT) == (row == TEXT) and found.shape[1:] == row.shape
         fitted = None if not fits else found if row == TEXT else cast_exactly(found, row.base)
         if fitted is None:

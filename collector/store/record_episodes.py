@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
-from collector.batch.step_extras import as_info_keys
+from collector.batch.step_extras import as_info_keys, has_columns
 from collector.store.dataset_head import make_head
-from collector.store.info_columns import info_objects
+from collector.store.info_columns import info_objects, info_rows
 from collector.store.manifest import Manifest
 from collector.store.recorder import EpisodeRecorder, fit_rows
 from collector.store.safe_folder import DatasetError
@@ -26,6 +26,7 @@ from vecenv.arguments import as_autoreset, as_ids, at_least_one, check_number, r
 from vecenv.envs.native_class import NativeClass
 from vecenv.errors import is_repeated
 from vecenv.nest import as_array
+from vecenv.wrappers import env_ids
 
 ASYNC_METHODS = ("reset_async", "reset_wait", "step_async", "step_wait")
 """Methods of a gymnasium VectorEnv that the wrapper does not record, and therefore refuses."""
@@ -55,7 +56,7 @@ def RecordEpisodes(
         resets_by_id: True if a VectorEnv's `reset` takes `options["reset_mask"]` and a seed per env. Default: True for
             classes of gymnasium, ALE and vecenv that take both. Ignored for vector envs of vecenv.
         shard_bytes: finished episodes are committed (written to a shard) when they have this size together. A kill
-            loses uncommitted episodes.
+            loses uncommitted episodes. Up to this size, 64 MB at most, steps are kept until they are sorted by episode.
         shard_seconds: finished episodes are also committed when the first has this age.
         memory: maximum bytes of unfinished episodes.
         info_keys: keys of infos to store, as in the collectors. `Episode.info[key]` has the entry after each step: a
@@ -78,7 +79,7 @@ def RecordEpisodes(
       in all envs, if an episode's return is not finite, if the disk is full, or if unfinished episodes exceed `memory`.
     - ValueError for a missing or unknown autoreset mode, for Dict or Tuple observations with `stack_obs=False`, and in
       `reset` for a `reset_mask` without `resets_by_id`, because many classes ignore the mask and reset all envs.
-    - ValueError for `from_gymnasium` with `tensors=True` or `has_final_obs=False`.
+    - ValueError for `from_gymnasium` with `has_final_obs=False`.
     - ValueError for ALE with `life_loss_info=True`. `EnvContractError` if this is noticed only at a lost life.
     - TypeError if `venv` is not a vector env.
 
@@ -130,8 +131,6 @@ def _wrapper_of(
             f"RecordEpisodes stores the last observation of each episode, and {venv!r} loses it (has_final_obs=False): "
             "record a simulator that returns infos['final_obs']"
         )
-    if getattr(venv, "returns_tensors", False):
-        raise ValueError("RecordEpisodes takes arrays: make the vector env by from_gymnasium without tensors=True")
     if getattr(venv, "splits_obs", False):
         raise ValueError("RecordEpisodes takes Dict and Tuple observations stacked: make the venv with stack_obs=True")
     return RecordedEngine, len(venv), (venv.observation_space, venv.action_space)
@@ -280,8 +279,10 @@ class RecordedEngine(RowWiseWrapper):
         self._seeds_by_id = getattr(venv, "seeds_by_id", True)
         self._in_order = False
         """True if the last call steps all envs without resets, so that a whole batch is ordered by env."""
-        self._stored_actions: Any = None
-        """Actions of the last call in the stored dtypes."""
+        self._sent_actions: Any = None
+        """Actions of the last call, in the stored dtypes unless they are tensors for a vector env of tensors."""
+        self._takes_tensors = getattr(venv, "returns_tensors", False)
+        self._known_infos: dict[str, np.dtype] = {}
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
         id = kwargs.get("env_id") if id is None else id
@@ -290,12 +291,12 @@ class RecordedEngine(RowWiseWrapper):
 
     def note_round(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
         super().note_round(action, id, kwargs)
-        self._stored_actions = action
+        self._sent_actions = action
         self._record_sent(action, id, kwargs)
 
     def map_action(self, action: Any) -> Any:
-        """Return the actions as stored, so that a replay gives the envs the same values."""
-        return self._stored_actions
+        """Return the actions as stored, so that a replay gives the envs the same values. Tensors stay as they are."""
+        return self._sent_actions
 
     def _record_sent(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
         """Record actions and seeds, unless an env of the call is still stepping, because the call will then raise."""
@@ -311,12 +312,13 @@ class RecordedEngine(RowWiseWrapper):
             seeds = as_autoreset(kwargs.get("autoreset"), recorder.n if ids is None else len(ids))
             nest.put(recorder.sent, stepped, rows)
             self._seeds[stepped] = -1 if isinstance(seeds, bool) else seeds
-            self._stored_actions = rows
+            if not (self._takes_tensors and all(hasattr(leaf, "__dlpack__") for leaf in nest.leaves(action))):
+                self._sent_actions = rows
         if resets and self._seeds_by_id:
             self._seeds[resets] = [-1 if seed is None else seed for seed in spread_seeds(kwargs.get("seed"), resets)]
 
     def map_reset(self, obs: Any, info: np.ndarray) -> Any:
-        ids = np.array([row["env_id"] for row in info], np.int64)
+        ids = env_ids(info)
         self._recorder.begin(ids, obs, self._seeds[ids])
         return obs, info
 
@@ -333,8 +335,8 @@ class RecordedEngine(RowWiseWrapper):
             else:
                 stepped, begun = (~resets).nonzero()[0], resets.nonzero()[0]
                 if stepped.size:
-                    self._record(nest.take(columns, stepped), info[stepped])
-                self.map_reset(nest.take(obs, begun), info[begun])
+                    self._record(nest.take(columns, stepped), _select(info, stepped))
+                self.map_reset(nest.take(obs, begun), _select(info, begun))
         except BaseException:
             self._recorder.discard()  # steps of this round may be missing
             raise
@@ -344,27 +346,36 @@ class RecordedEngine(RowWiseWrapper):
         obs, (reward, terminated, truncated) = nest.map(as_array, columns[0]), map(as_array, columns[1:])
         recorder, ids = self._recorder, None
         if not self._in_order or len(info) != recorder.n:
-            ids = np.array([row["env_id"] for row in info], np.int64)
+            ids = env_ids(info)
         actions = recorder.sent if ids is None else nest.take(recorder.sent, ids)
-        keys = recorder.info_keys
-        entries = info_objects([_last_info(row) for row in info], keys) if keys else {}
-        ended = recorder.step(ids, actions, obs, reward, terminated, truncated, entries)
-        if not ended.size:
-            return
-        envs, infos = ended if ids is None else ids[ended], info[ended].tolist()
+        ended = recorder.step(ids, actions, obs, reward, terminated, truncated, self._entries(info))
+        if ended.size:
+            envs = ended if ids is None else ids[ended]
+            last, begun = (_ends_in_columns if has_columns(info) else self._ends)(obs, info, ended, envs, truncated)
+            recorder.end(ended, envs, last)
+            if begun.size:
+                recorder.begin(begun, None, self._seeds[begun])
+
+    def _entries(self, info: Any) -> dict[str, np.ndarray]:
+        if not (keys := self._recorder.info_keys):
+            return {}
+        if has_columns(info):
+            return info_rows(info.of_steps(), keys, self._known_infos)
+        return info_objects([_last_info(row) for row in info], keys)
+
+    def _ends(self, obs: Any, info: np.ndarray, ended: np.ndarray, envs: np.ndarray, truncated: Any) -> Any:
+        """Return the last observations of the ended envs, and the envs that the round has reset."""
+        infos = info[ended].tolist()
         broken = [row for row in truncated[ended].nonzero()[0].tolist() if is_repeated(infos[row])]
         if broken:
-            recorder.discard(envs[broken])
+            self._recorder.discard(envs[broken])
         begun = [row for row, each in enumerate(infos) if "final_obs" in each and "final_info" in each]
         if len(begun) == len(infos):  # autoreset has already reset all ended envs
-            last, envs_begun = _stacked(recorder.layout.obs, [each["final_obs"] for each in infos]), envs
-        else:
-            last, envs_begun = nest.take(obs, ended), envs[begun]
-            for row in begun:
-                nest.put(last, row, infos[row]["final_obs"])
-        recorder.end(ended, envs, last)
-        if begun:
-            recorder.begin(envs_begun, None, self._seeds[envs_begun])
+            return _stacked(self._recorder.layout.obs, [each["final_obs"] for each in infos]), envs
+        last = nest.take(obs, ended)
+        for row in begun:
+            nest.put(last, row, infos[row]["final_obs"])
+        return last, envs[begun]
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
         """Call a method of the envs. "step" and "reset" abandon the unfinished episodes."""
@@ -382,3 +393,14 @@ class RecordedEngine(RowWiseWrapper):
         """Commit finished episodes. A later `close` then leaves the data set incomplete."""
         self._recorder.finish_after(error)
         super().note_exception(error)
+
+
+def _ends_in_columns(obs: Any, info: Any, ended: np.ndarray, envs: np.ndarray, truncated: Any) -> Any:
+    """Return the same as `_ends`, for a simulator that steps and resets all its envs together."""
+    if info.finals is None:
+        return nest.take(obs, ended), envs[:0]
+    return nest.map(as_array, nest.take(info.finals.obs, envs)), envs
+
+
+def _select(info: Any, rows: np.ndarray) -> Any:
+    return info.select(rows) if has_columns(info) else info[rows]

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from collector.batch.forms import NO_IDS
-from collector.batch.step_extras import EPISODE_SEED
 from collector.batch.step_log import StepLog
 from collector.episodes.cutter import EpisodeCutter
 from collector.episodes.env_episodes import Episodes
@@ -28,8 +27,9 @@ from vecenv.layout import Layout
 from vecenv.nest import as_array, cast_exactly
 
 ROUNDS = 1024
-_BYTES = 2**24
-"""Limits of the buffer: steps per env, and bytes. The smaller limit applies."""
+_BYTES = 2**26
+"""Limits of the log: steps per env, and bytes, if `shard_bytes` is not less. A full log is cut, and the steps of
+unfinished episodes are copied. So a larger log copies fewer steps."""
 _TEXT_BYTES = 1024
 """Bytes that the buffer reserves for a text, whose length is unknown."""
 
@@ -118,13 +118,15 @@ class EpisodeRecorder:
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
         """Last action sent to each env, in the stored dtypes."""
         row = 10 + sum(map(_row_bytes, nest.leaves((layout.obs, layout.action)))) + _TEXT_BYTES * len(info_keys)
-        self._frames = n * max(2, min(ROUNDS, _BYTES // (n * row)))
+        self._frames = n * max(2, min(ROUNDS, min(_BYTES, shard_bytes) // (n * row)))
         self._finished, self._pid = False, os.getpid()
         self._episodes = Episodes(n)
         self._log = StepLog(self._episodes, has_seeds=True)
         self._cutter = EpisodeCutter([f"info.{key}" for key in info_keys])
         self._log.begin(self._frames, reuse=True)
         self._episodes.taken[:] = UNKNOWN
+        self._info_forms: dict[str, tuple[bool, tuple[int, ...]]] = {}
+        """By key: whether the log has objects, and the shape of a row."""
         self._abandoned: list[np.ndarray] = []
         """Ids of episodes that were abandoned since the last `cut`."""
         self._ended: list[np.ndarray] = []
@@ -181,16 +183,19 @@ class EpisodeRecorder:
     ) -> np.ndarray:
         """Record a step of these envs (None: all). Return the indices of the rows that end episodes.
 
-        `info`: result of `info_objects` for `info_keys`.
+        `info`: result of `info_objects` or `info_rows` for `info_keys`.
         """
         self._check_open()
         log, obs, envs = self._log, fit_rows(obs, self.layout.obs), self._log.all_ids if ids is None else ids
-        if time.monotonic() >= self._due or log.is_full:
+        forms = {key: (rows.dtype == TEXT, rows.shape[1:]) for key, rows in info.items()}
+        if time.monotonic() >= self._due or log.is_full or forms != self._info_forms:
             self.cut()
             self._check_memory()
-        log.act(envs, {"action": action, "info": info} if info else {"action": action})
+            self._info_forms = forms
+        log.act(envs, {"action": action})
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         log.receive(envs, obs, np.asarray(reward, np.float64), *flags)
+        log.add_extras({f"info.{key}": rows for key, rows in info.items()}, None)
         if ids is None:
             self._episodes.taken += 1
         else:
@@ -237,11 +242,9 @@ class EpisodeRecorder:
 
     def _extract_finished(self) -> EpisodeBatch:
         batch = self._log.batch()
-        extras = {f"info.{key}": rows for key, rows in batch.extras.get("info", {}).items()}
-        extras[EPISODE_SEED] = batch.extras[EPISODE_SEED]
         abandoned, ended = (np.concatenate([NO_IDS, *ids]) for ids in (self._abandoned, self._ended))
         self._abandoned, self._ended = [], []
-        whole = self._cutter.cut(replace(batch, extras=extras, broken_ids=abandoned), ended)
+        whole = self._cutter.cut(replace(batch, broken_ids=abandoned), ended)
         self._log.begin(self._frames, reuse=True)
         info = {key: whole.info[f"info.{key}"] for key in self.info_keys}
         return replace(whole, info=info, episode=np.full(len(whole), -1))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
+from gymnasium.vector import SyncVectorEnv
 
-from collector import MultiStep, RecordEpisodes, SyncDataCollector
+from collector import Dataset, EpisodeCutter, MultiStep, RecordEpisodes, SyncDataCollector
 from tests.support.simulators import Alone, Simulator, count_calls
 from vecenv import DummyVectorEnv, from_gymnasium, nest
 from vecenv.transforms import CatFrames, RewardSum
@@ -171,11 +174,144 @@ def test_transforms_begin_with_the_next_episode(final: str) -> None:
             np.testing.assert_array_equal(one.next.obs[key][kept], other.next.obs[key][kept], err_msg=key)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"has_final_obs": False}, r"has_final_obs=False"), ({"tensors": True}, r"without tensors=True")],
-)
-def test_record_episodes_needs_arrays_and_last_observations(options: Any, message: str, tmp_path: Path) -> None:
-    with from_gymnasium(Simulator(np), **options) as venv, pytest.raises(ValueError, match=message):
+INFO_KEYS = ("speed", "goal", "episode.l", "lap", "size", "name")
+
+
+def assert_same_episodes(ours: Path, theirs: Path) -> None:
+    one, other = Dataset(ours), Dataset(theirs)
+    assert len(one) == len(other) > 0
+    assert one.verify() == []
+    for mine, known in zip(one, other, strict=True):
+        assert (mine.env_id, [*mine.info]) == (known.env_id, [*known.info])
+        for name in ("obs", "action", "reward", "terminated", "truncated"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(known, name), err_msg=name)
+        for key, rows in known.info.items():
+            assert mine.info[key].dtype == rows.dtype, key
+            np.testing.assert_array_equal(mine.info[key], rows, err_msg=key)
+
+
+@pytest.mark.usefixtures("no_fsync")
+@pytest.mark.parametrize("final", ["masked", "old"])
+@pytest.mark.parametrize("library", ["numpy", "torch", "tensors", pytest.param("jax.numpy", marks=pytest.mark.full)])
+def test_recorded_episodes_are_those_of_the_same_envs_one_by_one(library: str, final: str, tmp_path: Path) -> None:
+    """The log is full after a few steps, so that most episodes span several logs."""
+    tensors = library in ("tensors", "jax.numpy")
+    simulated = simulator("torch" if library == "tensors" else library, final=final, more=True, tensors=tensors)
+    keys = INFO_KEYS if final == "masked" else INFO_KEYS[-1:]  # "old" has no last infos
+    for name, venv in (("ours", simulated), ("theirs", alone(more=True))):
+        recorded = RecordEpisodes(venv, tmp_path / name, info_keys=keys, shard_bytes=2**17)
+        collected = batches(recorded)
+        assert isinstance(collected[0].obs, np.ndarray)
+    assert_same_episodes(tmp_path / "ours", tmp_path / "theirs")
+
+
+@pytest.mark.usefixtures("no_fsync")
+@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
+def test_recorded_episodes_of_a_simulator_that_does_not_reset_in_the_step(mode: str, tmp_path: Path) -> None:
+    def play(name: str, venv: Any) -> None:
+        over = np.zeros(N, np.bool_)
+        with RecordEpisodes(venv, tmp_path / name, info_keys=("speed", "lap"), shard_bytes=2**16) as recorded:
+            recorded.reset()
+            for t in range(40):
+                actions = np.full((N, 2), t / 100, np.float32)
+                if mode == "NextStep":
+                    _, _, terminated, truncated, info = recorded.step(actions, reset=over)
+                else:
+                    if over.any():
+                        recorded.reset(over.nonzero()[0])
+                    _, _, terminated, truncated, info = recorded.step(actions)
+                over = terminated | truncated
+                if t % 7 == 0:
+                    assert [row["env_id"] for row in info] == [*range(N)]
+
+    envs = SyncVectorEnv([partial(Alone, i, True) for i in range(N)], autoreset_mode=mode)
+    play("ours", from_gymnasium(envs))
+    play("theirs", alone(more=True))
+    assert_same_episodes(tmp_path / "ours", tmp_path / "theirs")
+
+
+@pytest.mark.usefixtures("no_fsync")
+def test_a_recorded_simulator_gets_the_tensors_of_the_caller(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    simulated = Simulator(torch)
+    with RecordEpisodes(from_gymnasium(simulated, tensors=True), tmp_path) as venv:
+        obs, _ = venv.reset()
+        actions = torch.full((N, 2), 0.5)
+        obs, rewards, *_ = venv.step(actions, autoreset=True)
+        assert simulated.actions.data_ptr() == actions.data_ptr()
+        assert [type(each) for each in (obs, rewards)] == [torch.Tensor, torch.Tensor]
+        for _ in range(8):
+            venv.step(np.full((N, 2), 0.5), autoreset=True)
+        assert type(simulated.actions) is torch.Tensor
+    np.testing.assert_array_equal(Dataset(tmp_path)[0].action, np.full((2, 2), 0.5, np.float32))
+
+
+@pytest.mark.usefixtures("no_fsync")
+def test_recording_a_simulator_does_nothing_per_env(tmp_path: Path) -> None:
+    counts = []
+    for n in (8, 64):
+        simulated = EndTogether(n, "whole")
+        venv = RecordEpisodes(from_gymnasium(simulated), tmp_path / str(n), info_keys=("speed", "goal"))
+        collector = SyncDataCollector(venv, frames_per_batch=2 * n)
+        collector.next(), collector.next()
+        counts.append((count_calls(collector.next), count_calls(collector.shutdown)))
+        assert len(Dataset(tmp_path / str(n))) == 6 * n
+    assert counts[0] == counts[1]
+
+
+class Wide(Simulator):
+    """Simulator with 300 numbers per env."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(np, n)
+        self.single_observation_space = Box(-100, 100, (300,), np.float32)
+
+    def _obs(self, name: str) -> Any:
+        return np.repeat(super()._obs(name), 100, 1)
+
+
+@pytest.mark.usefixtures("no_fsync")
+def test_recording_keeps_a_bounded_part_of_the_steps(tmp_path: Path) -> None:
+    """Episodes of 2 to 65 steps, so that each log has unfinished ones."""
+    n, actions = 64, np.zeros((64, 2), np.float32)
+    with RecordEpisodes(from_gymnasium(Wide(n)), tmp_path, shard_bytes=2**20) as venv:
+        venv.reset()
+        tracemalloc.start()
+        try:
+            for _ in range(600):
+                venv.step(actions, autoreset=True)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    stored = sum(each.nbytes for each in Dataset(tmp_path))
+    assert stored > 40 * 2**20
+    assert peak < 10 * 2**20
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_episodes_that_span_batches_are_whole(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of large observations are not copied again, and rows of small ones are."""
+    monkeypatch.setattr("collector.episodes.cutter.LARGE_ROW", 1 if large else 2**20)
+    cutter, found = EpisodeCutter(["lap"]), list[Any]()
+    with SyncDataCollector(simulator(n=9, more=True), frames_per_batch=9, info_keys=["lap"]) as collector:
+        for _ in range(40):
+            batch = cutter.cut(collector.next())
+            assert (len(batch.obs_parts) > 1) == (large and len(batch) > 0)
+            found += list(batch)
+            assert cutter.unfinished_nbytes == 38 * cutter.unfinished_steps
+    assert len(found) == sum(40 // (2 + i) for i in range(9))
+    for each in found:
+        length = 2 + each.env_id
+        assert each.obs[:, :2].tolist() == [[each.env_id, t] for t in range(length + 1)]
+        assert len({*each.obs[:, 2].tolist()}) == 1
+        assert each.info["lap"].tolist() == [t * (each.env_id % 2) for t in range(1, length + 1)]
+        assert each.terminated[-1] ^ each.truncated[-1]
+
+
+def test_record_episodes_needs_last_observations(tmp_path: Path) -> None:
+    with (
+        from_gymnasium(Simulator(np), has_final_obs=False) as venv,
+        pytest.raises(ValueError, match="has_final_obs=False"),
+    ):
         RecordEpisodes(venv, tmp_path / "data")
     assert not (tmp_path / "data").exists()

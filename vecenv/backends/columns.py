@@ -71,19 +71,23 @@ def column(columns: Any, key: str) -> tuple[Any, Any]:
 
 def rows(columns: Columns, n: int) -> list[dict[Any, Any]]:
     """Return the infos of all n envs."""
-    found: list[dict[Any, Any]] = [{} for _ in range(n)]
+    found: list[dict[Any, Any]] = []
     for key, column, mask in entries(columns):
         if isinstance(column, Mapping):
             values: Sequence[Any] = rows(column, n)
         else:
             values = list(column) if has_rows(column, n) else [column] * n
+        if mask is None and not found:  # faster than dicts without keys
+            found = [{key: value} for value in values]
+            continue
+        found = found or [{} for _ in range(n)]
         if mask is None:
             for info, value in zip(found, values, strict=True):
                 info[key] = value
         else:
             for i in np.flatnonzero(mask).tolist():
                 found[i][key] = values[i]
-    return found
+    return found or [{} for _ in range(n)]
 
 
 def own(column: Any) -> Any:

@@ -63,6 +63,8 @@ class GymnasiumBackend(NativeBackend):
         self._infos: dict[Any, Any] = {}
         """Columns of the infos of this round."""
         self._finals: Finals | None = None
+        self._resets: np.ndarray | None = None
+        """Result of `_resets` for the round that `encode` has checked."""
         self.envs: Any = envs
         self.closed_by_caller = False
         self._sends_tensors = tensors or not isinstance(envs, VectorEnv)
@@ -87,7 +89,7 @@ class GymnasiumBackend(NativeBackend):
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
         super().encode(ids, ops, actions, payloads)
-        resets = _resets(None if len(ids) == self.env_num else np.asarray(ids), ops)
+        resets = self._resets = _resets(None if len(ids) == self.env_num else np.asarray(ids), ops)
         if resets is None:
             self._check_reset(ids, payloads)
         elif len(resets) or len(ids) < self.env_num or self.over is not None:
@@ -96,6 +98,9 @@ class GymnasiumBackend(NativeBackend):
 
     def _check_step(self, ids: Sequence[int], resets: np.ndarray, payloads: Mapping[int, Any]) -> None:
         chosen, over = self._mask(resets), self._mask(()) if self.over is None else nest.as_array(self.over)
+        is_same = chosen.tobytes() == over.tobytes()
+        if is_same and not payloads and len(ids) == self.env_num and self.mode is AutoresetMode.NEXT_STEP:
+            return  # fast
         if (wrong := over & ~chosen).any():
             raise not_reset(int(wrong.argmax()))
         asked, together = resets.tolist(), f"{self.name} steps its {self.env_num} envs together"
@@ -105,7 +110,7 @@ class GymnasiumBackend(NativeBackend):
         if self.mode is not AutoresetMode.NEXT_STEP:
             if asked:
                 raise ValueError(f"{together}, and cannot reset some of them instead: call reset({asked}), then step")
-        elif (chosen != over).any():
+        elif not is_same:
             raise ValueError(
                 f"{together}, and a step must reset exactly the envs whose episode ended in the previous step: "
                 f"{over.nonzero()[0].tolist()}, got reset={asked}"
@@ -135,7 +140,7 @@ class GymnasiumBackend(NativeBackend):
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         begin = perf_counter()
-        arena, resets = self.arena, _resets(ids, ops)
+        arena, resets = self.arena, self._resets
         rows: Any = ... if ids is None else ids
         arena.status[rows] = opcodes.STEP  # so that a call from another thread finds these envs busy
         self._finals = None
@@ -159,7 +164,9 @@ class GymnasiumBackend(NativeBackend):
         obs, reward, terminated, truncated, found = self.envs.step(self._actions(resets))
         arena.obs, arena.reward = reader.obs(obs), reader.reward(reward)
         arena.terminated, arena.truncated = reader.flag("terminated", terminated), reader.flag("truncated", truncated)
-        if len(resets):
+        if len(resets) and self._copies and not self.takes_tensors:
+            arena.reward[resets], arena.terminated[resets], arena.truncated[resets] = 0, False, False
+        elif len(resets):
             steps = like(arena.terminated, ~self._mask(resets))
             arena.reward = choose(steps, arena.reward, zeros_like(arena.reward))
             arena.terminated, arena.truncated = arena.terminated & steps, arena.truncated & steps
@@ -328,7 +335,7 @@ def _resets(ids: np.ndarray | None, ops: int | np.ndarray) -> np.ndarray | None:
     if isinstance(ops, int):
         return None if ops in (opcodes.RESET, opcodes.RESET_KWARGS) else NO_IDS
     plain = ops & np.uint8(opcodes.PLAIN)
-    resets = (plain == opcodes.RESET) | (plain == opcodes.RESET_KWARGS)
-    if resets.all():
+    resets = ((plain == opcodes.RESET) | (plain == opcodes.RESET_KWARGS)).nonzero()[0]
+    if len(resets) == len(ops):
         return None
-    return np.flatnonzero(resets) if ids is None else np.sort(ids[resets])
+    return resets if ids is None else np.sort(ids[resets])

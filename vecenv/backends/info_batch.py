@@ -108,7 +108,8 @@ class InfoBatch(Sequence[dict[str, Any]]):
     """
 
     def __init__(self, infos: RoundInfos, ids: Sequence[int]) -> None:
-        self._infos, self._ids = infos, ids
+        self._infos, self._ids = infos, infos.ids if infos.ids.__class__ is range and len(ids) == infos.n else ids
+        """A range: all envs in order."""
         self._made: dict[int, dict[str, Any]] = {}
         self._is_changed = False
         """True if a wrapper has replaced dicts, for example because they have last observations."""
@@ -118,7 +119,8 @@ class InfoBatch(Sequence[dict[str, Any]]):
         if self._is_changed:
             raise AttributeError  # for the text, see `__getattr__`
         columns, n = self._infos.columns, self._infos.n
-        return columns if list(self._ids) == list(range(n)) else form.taken(columns, np.array(self._ids), n)
+        in_order = self._ids.__class__ is range or list(self._ids) == list(range(n))
+        return columns if in_order else form.taken(columns, np.array(self._ids), n)
 
     def column(self, key: str) -> tuple[Any, Any]:
         """Return the column of a key, and its mask, as `columns.column`."""
@@ -131,7 +133,16 @@ class InfoBatch(Sequence[dict[str, Any]]):
 
     @property
     def ids(self) -> np.ndarray:
-        return np.array(self._ids)
+        return np.arange(len(self._ids)) if self._ids.__class__ is range else np.array(self._ids)
+
+    @property
+    def finals(self) -> Finals | None:
+        """Last observations and infos, if the round has ended and reset envs. Rows are in the order of all env ids."""
+        return self._infos.finals
+
+    def select(self, rows: np.ndarray) -> InfoBatch:
+        """Return the infos of these rows, without the changes of a wrapper."""
+        return InfoBatch(self._infos, [self._ids[row] for row in rows.tolist()])
 
     def without_finals(self) -> InfoBatch:
         """Return the infos without `final_obs` and `final_info`."""

@@ -95,9 +95,9 @@ class RoundReader:
     def flag(self, name: str, flag: Any) -> Any:
         """Return the flags (n,) as bools. The shape (n, 1) becomes (n,), and numbers may be 0 or 1."""
         array = self._column(name, flag)
-        if tuple(array.shape) == (self._n, 1):
+        if array.shape == (self._n, 1):
             array = array.reshape(self._n)
-        if tuple(array.shape) != (self._n,):
+        if array.shape != (self._n,):
             raise self._wrong(name, flag, array, f"the shape ({self._n},)")
         if self.tensors:
             is_bool = str(array.dtype).endswith("bool")
@@ -109,7 +109,9 @@ class RoundReader:
         return self._owned(array, flag)
 
     def _column(self, name: str, value: Any) -> Any:
-        if self.tensors:
+        if value.__class__ is np.ndarray and not self.tensors:
+            array = value
+        elif self.tensors:
             if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
                 raise self._wrong(name, value, np.asarray(value), "a tensor, because of tensors=True")
             array = value
@@ -118,7 +120,7 @@ class RoundReader:
                 array = nest.as_array(value)
             except Exception:  # ragged, or an unreadable tensor
                 array = np.asarray(None)
-        if tuple(array.shape[:1]) != (self._n,):
+        if array.shape[:1] != (self._n,):
             raise self._wrong(name, value, array, f"the shape ({self._n},)")
         return array
 

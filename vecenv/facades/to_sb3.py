@@ -33,6 +33,9 @@ except ImportError as error:
     raise ImportError("SB3VecEnv needs Stable-Baselines3: pip install 'vecenv[sb3]'") from error
 
 
+TRUNCATED = "TimeLimit.truncated"
+
+
 class SB3VecEnv(Layer, VecEnv):
     """Vector env with the interface of Stable-Baselines3's `VecEnv`. See docs/guarantees.md.
 
@@ -148,15 +151,17 @@ class SB3VecEnv(Layer, VecEnv):
         dones = terminated | truncated
         if self._stepper.engine is None:  # a wrapper may return views
             obs = nest.map(_own, obs)
+        if not env_infos and not dones.any():
+            return obs, rewards.astype(np.float32), dones, [{TRUNCATED: False} for _ in range(self.num_envs)]
         if isinstance(env_infos, InfosById):
             infos, last_obs = self._from_columns(env_infos)
         else:
             infos, last_obs = self._from_dicts((obs, rewards, terminated, truncated, env_infos), dones)
         for info, is_cut in zip(infos, (truncated > terminated).tolist(), strict=True):
-            info["TimeLimit.truncated"] = is_cut
+            info[TRUNCATED] = is_cut
         for i, last in last_obs.items():
             if last is None:  # SB3 would add the value of the next episode's first observation
-                infos[i]["TimeLimit.truncated"] = False
+                infos[i][TRUNCATED] = False
             else:
                 infos[i]["terminal_observation"] = last
         if self._copies_infos and env_infos:  # as SB3; other infos are copies already

@@ -24,6 +24,8 @@ ENVS = 4  # a network gets a multiple of four rows
 def test_three_copies_of_an_observation(
     env: str, policy: str, episodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Rows of CartPole count as large here. Small rows of an episode that spans batches are copied once more."""
+    monkeypatch.setattr("collector.episodes.cutter.LARGE_ROW", 16)
     batches = 0
     batch: Callable[..., Any] = StepLog.batch
 
