@@ -1,0 +1,203 @@
+"""The table of faults on each backend: the error and its text, the other envs, and what makes the env usable again."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.backends import FULL, RAY
+from tests.support.commands import CommandVectorEnv
+from tests.support.fault_rows import Row, rows_of
+from tests.support.faults import Faulty
+from tests.support.ledger import CLOSED, SEEN, Column, Ledger, N, gone, kill, pids, said
+from tests.support.local_ray import NEAR
+from tests.support.oddities import Unpicklable
+from vecenv import (
+    DummyVectorEnv,
+    RayVectorEnv,
+    RemoteTraceback,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    ThreadVectorEnv,
+    WorkerDiedError,
+)
+
+WORKER = [0, 1]
+"""Ids of the envs in the worker, or thread, of env 1."""
+BLOCKS = {"num_workers": 2}
+COLUMNS = {
+    "dummy": Column(DummyVectorEnv, "sync", {}),
+    "thread": Column(ThreadVectorEnv, "blocks", BLOCKS),
+    "shmem": Column(ShmemVectorEnv, "blocks", BLOCKS),
+    "subproc": Column(SubprocVectorEnv, "blocks", BLOCKS),
+    "command": Column(CommandVectorEnv, "blocks", BLOCKS),
+    "ray": Column(RayVectorEnv, "blocks near", BLOCKS | NEAR),
+}
+HANGS_IN_QUICK = ("thread", "shmem")
+STEP_TIMEOUT, START_TIMEOUT = 1.0, 2.0
+
+
+def marks_of(row: Row, column: str) -> list[Any]:
+    if column == "ray":
+        return RAY
+    further = row.place in ("get_env_attr", "set_env_attr", "render", "seed") and column not in ("dummy", "shmem")
+    if (
+        column == "command"
+        or further
+        or (row.fault.startswith("hang") and (column not in HANGS_IN_QUICK or row.place == "close"))
+    ):
+        return [FULL]
+    return []
+
+
+CASES = [
+    pytest.param(row, column, id=f"{column}-{row.place}-{row.fault}".replace(" ", "-"), marks=marks_of(row, column))
+    for row in rows_of("Vector envs")
+    for column in row.on
+]
+
+
+class Case:
+    """A vector env of four envs, two per worker, in which env 1 has the fault of the row."""
+
+    def __init__(self, row: Row, column: Column, ledger: Ledger) -> None:
+        self.row, self.column, self.ledger, self.venv = row, column, ledger, ledger.venv
+        self.pid = pids(self.venv)[1]
+
+    def check_text(self, error: BaseException) -> None:
+        for text in self.row.says:
+            text = text.format(place=self.row.place, pid=self.pid, worker=WORKER)
+            if self.column.backend is RayVectorEnv and ("SIG" in text or "exited" in text):
+                text = "ActorDiedError"
+            assert text in said(error)
+        if self.column.remote and self.row.mend != "restart":
+            assert isinstance(error.__cause__, RemoteTraceback)
+            assert "worker pid" in said(error)
+
+    def meet(self) -> list[Any]:
+        """Make the call in which the fault happens. Return its errors."""
+        if self.row.place == "step":
+            return self.ledger.round()
+        if self.row.place == "reset":
+            return [self.ledger.reset_fails(Exception)]
+        if self.row.place == "idle":
+            return self.meet_idle()
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - the class is checked below
+            self.use()
+        return [caught.value]
+
+    def use(self) -> Any:
+        uses = {
+            "call": lambda: self.venv.call("method"),
+            "get_env_attr": lambda: self.venv.get_env_attr("prop"),
+            "set_env_attr": lambda: self.venv.set_env_attr("prop", 5, [1]),
+            "render": self.venv.render,
+            "seed": lambda: self.venv.seed(3),
+        }
+        return uses[self.row.place]()
+
+    def meet_idle(self) -> list[Any]:
+        """Kill the idle worker. No use of other envs raises, and each use of its envs raises until a reset."""
+        kill(self.pid)
+        assert self.ledger.round([2, 3]) == []
+        for _ in range(2):
+            with pytest.raises(WorkerDiedError) as caught:
+                self.venv.call("method", id=[1])
+        assert self.ledger.round([2, 3]) == []
+        return [caught.value]
+
+    def check(self) -> None:
+        self.venv.set_env_attr("trap", f"{self.row.place}: {self.row.fault}", [1])
+        if not self.row.error:
+            self.check_object_arrives()
+            return
+        begin = time.monotonic()
+        error = self.meet()[0]
+        assert time.monotonic() - begin < SEEN or self.row.fault.startswith("hang")
+        assert type(error).__name__ == self.row.error
+        self.check_text(error)
+        failed = self.venv.failed_id
+        if self.row.place == "seed":  # it resets the envs that have been seeded
+            for i in set(range(N)) - set(failed):
+                self.ledger.episode[i], self.ledger.t[i] = (self.venv.get_env_attr(n, [i])[0] for n in ("episode", "t"))
+        if self.row.mend == "nothing":
+            assert failed == []
+        elif self.row.mend == "reset":
+            assert failed == [1]
+            self.ledger.goes_on([1], type(error))
+        else:
+            assert 1 in failed
+            assert set(failed) <= set(WORKER)
+            assert (error.env_ids, error.pid) == (tuple(WORKER), self.pid if self.column.remote else None)
+            self.ledger.born_again(failed)
+            self.ledger.goes_on(failed, type(error))
+            assert self.venv.stats()["restarts"] == 1
+        if self.column.remote:
+            assert (pids(self.venv)[1] != self.pid) == gone(self.pid, 10 * (self.row.mend == "restart"))
+        assert self.ledger.round() == []
+        if self.row.place in ("call", "get_env_attr"):
+            assert self.use() == [0, 1, 2, 3]
+
+    def check_object_arrives(self) -> None:
+        if self.row.place == "call":
+            found = self.venv.call("method")[1]
+        elif self.row.place == "step":
+            assert self.ledger.round() == []
+            found = self.ledger.rows[1]["odd"]
+        else:
+            self.ledger.reset()
+            found = self.ledger.rows[1]["odd"]
+        assert isinstance(found, Unpicklable)
+
+
+def env_fns(go: str = "", trap: str = "") -> list[Any]:
+    return [partial(Faulty, i, go, trap if i == 1 else "") for i in range(N)]
+
+
+@pytest.mark.parametrize(("row", "column"), CASES)
+@pytest.mark.filterwarnings("ignore:.*died before:RuntimeWarning")
+def test_a_fault(row: Row, column: str, tmp_path: Path) -> None:
+    chosen, go = COLUMNS[column], tmp_path / "go"
+    if row.place == "construct":
+        check_construct(row, chosen, env_fns(str(go), f"construct: {row.fault}"), go)
+    elif row.place == "close":
+        check_close(row, chosen, env_fns(str(go)), go)
+    else:
+        options = {"step_timeout": STEP_TIMEOUT} if "hang" in row.fault else {}
+        with chosen.open(env_fns(str(go)), **options) as ledger:
+            ledger.begin()
+            try:
+                Case(row, chosen, ledger).check()
+            finally:
+                go.touch()
+
+
+def check_construct(row: Row, column: Column, fns: list[Any], go: Path) -> None:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - the class is checked below
+        column.backend(fns, **column.options, **({"start_timeout": START_TIMEOUT} if "hang" in row.fault else {}))
+    go.touch()
+    assert type(caught.value).__name__ == row.error
+    for text in row.says:
+        assert text.format(place="__init__", worker=WORKER) in said(caught.value)
+
+
+def check_close(row: Row, column: Column, fns: list[Any], go: Path) -> None:
+    venv = column.backend(fns, **column.options)
+    Ledger(venv).begin()
+    pid = pids(venv)[1]
+    venv.set_env_attr("trap", f"close: {row.fault}", [1])
+    begin = time.monotonic()
+    with pytest.warns(RuntimeWarning) as warned:
+        venv.close()
+    go.touch()
+    assert time.monotonic() - begin < CLOSED
+    (text,) = [str(each.message) for each in warned]
+    for part in row.says:
+        assert part.format(worker=WORKER, pid=pid) in text
+    assert warned[0].filename == __file__
+    venv.close()
+    assert not column.remote or gone(pid)

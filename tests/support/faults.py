@@ -1,0 +1,97 @@
+"""`Faulty`: env with one fault at one place, for the table of faults. Workers import this module."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.support.faulty import ENDS, Counter, boom, hold_interpreter_lock
+from tests.support.oddities import HoldsLock, Unpicklable
+
+
+def _raise() -> None:
+    raise boom()
+
+
+def _raise_what_cannot_be_pickled() -> None:
+    raise HoldsLock("held")
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "raise": _raise,
+    "sys.exit": lambda: sys.exit("out"),
+    "exit": ENDS["code 3"],
+    "SIGKILL": ENDS["SIGKILL"],
+    "SIGSEGV": ENDS["SIGSEGV"],
+    "hang in C": hold_interpreter_lock,
+    "unpicklable error": _raise_what_cannot_be_pickled,
+    "too much memory": lambda: bytearray(1 << 62),
+    "closed descriptors": lambda: os.closerange(3, 1000),
+}
+
+
+class Faulty(Counter):
+    """Env whose `trap`, such as "step: raise", says what happens once, at the next use of this place.
+
+    A hang in Python ends when the file `go` exists, because a thread cannot be killed.
+    """
+
+    def __init__(self, id: int, go: str = "", trap: str = "") -> None:
+        super().__init__(id)
+        self.go, self.trap, self.sprung = go, trap, ""
+        self.spring("construct")
+        if self.sprung == "unpicklable result":
+            self.metadata = {"odd": Unpicklable()}
+
+    def spring(self, place: str) -> None:
+        wanted, _, fault = self.trap.partition(": ")
+        self.sprung = fault if wanted == place else ""
+        if self.sprung:
+            self.trap = ""
+        while self.sprung == "hang in Python" and not os.path.exists(self.go):
+            time.sleep(0.005)
+        if self.sprung in FAULTS:
+            FAULTS[self.sprung]()
+
+    def on_step(self) -> None:
+        self.spring("step")
+
+    def on_reset(self) -> None:
+        self.spring("reset")
+
+    def observe(self, action: Any) -> Any:
+        obs = super().observe(action)
+        if self.sprung == "wrong shape":
+            return np.stack([obs, obs])
+        return obs + 0.5 if self.sprung == "wrong dtype" else obs
+
+    def info(self) -> dict[str, Any]:
+        return {"odd": Unpicklable()} if self.sprung == "unpicklable result" else super().info()
+
+    def method(self) -> Any:
+        self.spring("call")
+        return Unpicklable() if self.sprung == "unpicklable result" else self.id
+
+    @property
+    def prop(self) -> int:
+        self.spring("get_env_attr")
+        return self.id
+
+    @prop.setter
+    def prop(self, value: int) -> None:
+        self.spring("set_env_attr")
+
+    def render(self) -> Any:
+        self.spring("render")
+        return [[self.id]]
+
+    def seed(self, seed: int | None = None) -> None:
+        self.spring("seed")
+
+    def close(self) -> None:
+        self.spring("close")
