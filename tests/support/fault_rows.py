@@ -8,11 +8,17 @@ from typing import Any, NamedTuple
 from tests.support.paths import ROOT
 
 BACKENDS = {
-    "all": ("dummy", "thread", "shmem", "subproc", "command", "ray"),
+    "all": ("dummy", "thread", "coroutines", "shmem", "subproc", "command", "ray"),
     "workers": ("shmem", "subproc", "command", "ray"),
-    "here": ("dummy", "thread"),
+    "here": ("dummy", "thread", "coroutines"),
     "workers, threads": ("thread", "shmem", "subproc", "command", "ray"),
     "threads": ("thread",),
+    "facades": ("next-step", "same-step", "disabled", "wrapped", "sb3", "sb3-wrapped", "gymnasium-dummy", "sb3-dummy"),
+    "facades of workers": ("next-step", "same-step", "disabled", "wrapped", "sb3", "sb3-wrapped"),
+    "collectors": ("sync", "async", "sync-dummy", "async-dummy"),
+    "collectors of workers": ("sync", "async"),
+    "jobs": ("shmem", "dummy"),
+    "jobs of workers": ("shmem",),
 }
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -38,25 +39,38 @@ FAULTS: dict[str, Callable[[], Any]] = {
 class Faulty(Counter):
     """Env whose `trap`, such as "step: raise", says what happens once, at the next use of this place.
 
-    A hang in Python ends when the file `go` exists, because a thread cannot be killed.
+    With a path `flag`, the trap waits until this file exists, and removes the file. A hang in Python ends when the file
+    `go` exists, because a thread cannot be killed. Episodes have `length` steps (0: no end).
     """
 
-    def __init__(self, id: int, go: str = "", trap: str = "") -> None:
+    def __init__(self, id: int, go: str = "", trap: str = "", flag: str = "", length: int = 0) -> None:
         super().__init__(id)
-        self.go, self.trap, self.sprung = go, trap, ""
+        self.go, self.trap, self.flag, self.length, self.sprung = go, trap, flag, length, ""
         self.spring("construct")
         if self.sprung == "unpicklable result":
             self.metadata = {"odd": Unpicklable()}
 
     def spring(self, place: str) -> None:
         wanted, _, fault = self.trap.partition(": ")
-        self.sprung = fault if wanted == place else ""
+        self.sprung = fault if wanted == place and self.takes_flag() else ""
         if self.sprung:
             self.trap = ""
         while self.sprung == "hang in Python" and not os.path.exists(self.go):
             time.sleep(0.005)
         if self.sprung in FAULTS:
             FAULTS[self.sprung]()
+
+    def takes_flag(self) -> bool:
+        if not self.flag:
+            return True
+        with suppress(FileNotFoundError):
+            os.unlink(self.flag)
+            return True
+        return False
+
+    def step(self, action: Any) -> Any:
+        obs, reward, _, truncated, info = super().step(action)
+        return obs, reward, self.t == self.length, truncated, info
 
     def on_step(self) -> None:
         self.spring("step")
@@ -95,3 +109,20 @@ class Faulty(Counter):
 
     def close(self) -> None:
         self.spring("close")
+
+
+class FaultyEpisode(Faulty):
+    """Env with one fault, in the episode with the seed `bad`, for jobs."""
+
+    def __init__(self, trap: str, flag: str, bad: int) -> None:
+        self.seeded, self.bad = -1, bad
+        super().__init__(0, trap=trap, flag=flag, length=5)
+
+    def takes_flag(self) -> bool:
+        return self.trap.startswith("construct") or (self.seeded == self.bad and super().takes_flag())
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seeded = seed
+        return super().reset(seed=seed, options=options)
+
+    seed = None  # type: ignore[assignment]
