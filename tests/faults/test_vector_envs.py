@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import children
 from tests.support.backends import FULL, RAY
 from tests.support.commands import CommandVectorEnv
 from tests.support.coroutine_envs import CoroutineVectorEnv
@@ -35,6 +36,7 @@ COLUMNS = {
     "thread": Column(ThreadVectorEnv, "blocks", BLOCKS),
     "shmem": Column(ShmemVectorEnv, "blocks", BLOCKS),
     "subproc": Column(SubprocVectorEnv, "blocks", BLOCKS),
+    "async": Column(SubprocVectorEnv, "async", {"wait_num": 1}),
     "command": Column(CommandVectorEnv, "blocks", BLOCKS),
     "coroutines": Column(CoroutineVectorEnv, "blocks", BLOCKS),
     "ray": Column(RayVectorEnv, "blocks near", BLOCKS | NEAR),
@@ -62,7 +64,7 @@ CASES = [
     pytest.param(row, column, id=f"{column}-{row.place}-{row.fault}".replace(" ", "-"), marks=marks_of(row, column))
     for row in rows_of("Vector envs")
     for column in row.on
-    if column != "ray" or row.place not in IN_TURN
+    if (row.place in IN_TURN) <= (column != "ray") and (column == "async") <= (row.place in IN_TURN)
 ]
 
 
@@ -71,11 +73,12 @@ class Case:
 
     def __init__(self, row: Row, column: Column, ledger: Ledger) -> None:
         self.row, self.column, self.ledger, self.venv = row, column, ledger, ledger.venv
+        self.worker = [1] if column.is_async else WORKER
         self.pid, self.restarts = pids(self.venv)[1], self.venv.stats()["restarts"]
 
     def check_text(self, error: BaseException) -> None:
         for text in self.row.says:
-            text = text.format(place=self.row.place, pid=self.pid, worker=WORKER)
+            text = text.format(place=self.row.place, fault=self.row.fault, pid=self.pid, worker=self.worker)
             if self.column.backend is RayVectorEnv and ("SIG" in text or "exited" in text):
                 text = "ActorDiedError"  # Ray does not know the cause
             if self.column.options.get("resources") == FAR["resources"] and self.row.mend == "restart":
@@ -138,8 +141,8 @@ class Case:
             self.ledger.goes_on([1], type(error))
         else:
             assert 1 in failed
-            assert set(failed) <= set(WORKER)
-            assert (error.env_ids, error.pid) == (tuple(WORKER), self.pid if self.column.remote else None)
+            assert set(failed) <= set(self.worker)
+            assert (error.env_ids, error.pid) == (tuple(self.worker), self.pid if self.column.remote else None)
             self.ledger.born_again(failed)
             self.ledger.goes_on(failed, type(error))
             assert self.venv.stats()["restarts"] == self.restarts + 1
@@ -170,7 +173,7 @@ class Case:
             for _ in range(2):  # without a reset, the row stays the same
                 assert self.ledger.round() == []
                 lost = [i for i in range(N) if self.ledger.rows[i].get("restarted")]
-                assert lost == ([1] if self.row.mend == "reset" else WORKER)
+                assert lost == ([1] if self.row.mend == "reset" else self.worker)
                 assert self.ledger.rows[1]["error"].startswith(f"{self.row.error}: ")
             self.venv.reset(lost)
         assert self.venv.failed_id == []
@@ -205,12 +208,14 @@ def test_a_fault(row: Row, column: str, tmp_path: Path) -> None:
 
 
 def check_construct(row: Row, column: Column, fns: list[Any], go: Path) -> None:
+    before = children()
     with pytest.raises(BaseException) as caught:  # noqa: PT011 - the class is checked below
         column.backend(fns, **column.options, **({"start_timeout": START_TIMEOUT} if "hang" in row.fault else {}))
     go.touch()
     assert type(caught.value).__name__ == row.error
     for text in row.says:
         assert text.format(place="__init__", worker=WORKER) in said(caught.value)
+    assert children() == before  # though the error is still alive
 
 
 def check_close(row: Row, column: Column, fns: list[Any], go: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from tests.support.paths import ROOT
 
 BACKENDS = {
-    "all": ("dummy", "thread", "coroutines", "shmem", "subproc", "command", "ray"),
-    "workers": ("shmem", "subproc", "command", "ray"),
+    "all": ("dummy", "thread", "coroutines", "shmem", "subproc", "async", "command", "ray"),
+    "workers": ("shmem", "subproc", "async", "command", "ray"),
     "here": ("dummy", "thread", "coroutines"),
-    "workers, threads": ("thread", "shmem", "subproc", "command", "ray"),
+    "workers, threads": ("thread", "shmem", "subproc", "async", "command", "ray"),
     "threads": ("thread",),
     "facades": ("next-step", "same-step", "disabled", "wrapped", "sb3", "sb3-wrapped", "gymnasium-dummy", "sb3-dummy"),
     "facades of workers": ("next-step", "same-step", "disabled", "wrapped", "sb3", "sb3-wrapped"),

@@ -24,11 +24,10 @@ def _raise_what_cannot_be_pickled() -> None:
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
+    **ENDS,
     "raise": _raise,
     "sys.exit": lambda: sys.exit("out"),
     "exit": ENDS["code 3"],
-    "SIGKILL": ENDS["SIGKILL"],
-    "SIGSEGV": ENDS["SIGSEGV"],
     "hang in C": hold_interpreter_lock,
     "unpicklable error": _raise_what_cannot_be_pickled,
     "too much memory": lambda: bytearray(1 << 62),
