@@ -528,6 +528,7 @@ def test_a_reset_within_a_batch_ends_an_episode_with_its_last_observation(copy: 
             assert (batch.obs[..., 1] == batch.step_count).all()
             assert (batch.next.obs == batch.obs + np.array([0, 1])).all()
             assert (batch.terminated == (batch.next.obs[..., 1] == np.array([[3], [4], [50]]))).all()
+            assert not (batch.terminated & batch.truncated).any()
             stats = collector.collect(n_episode=4, on_step=hook if by == "hook" else None)
             assert len(stats.lens) == stats.batch.done.sum() == 4
             assert stats.batch.frames == stats.lens.sum()

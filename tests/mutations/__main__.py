@@ -104,7 +104,6 @@ def main() -> int:
         for name in mutations
         if not arguments.names or any(part.lower() in name.lower() for part in arguments.names)
     ]
-    results = read("results") if RESULTS.exists() else {}
     missed = []
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         tree = copy_of_tree(Path(folder))
@@ -116,8 +115,8 @@ def main() -> int:
             begin = time.monotonic()
             by = found_by(mutations[name], tree, arguments.tiers, arguments.limit)
             print(f"{'found' if by else 'NOT FOUND':10} {name} ({time.monotonic() - begin:.0f} s) {by}", flush=True)
-            results[name] = by
             missed += [] if by else [name]
+            results = (read("results") if RESULTS.exists() else {}) | {name: by}
             write_results({each: results[each] for each in mutations if each in results})
     print(f"{len(chosen) - len(missed)} of {len(chosen)} found")
     return bool(missed)

@@ -85,6 +85,16 @@ class TestResetsInAsyncMode:
             assert ids_of(venv.reset()) == [0, 1, 2, 3]
             thread.join()
 
+    def test_a_reset_waits_for_its_own_envs(self):
+        """The answer of another env that is in flight does not end the wait."""
+        with BaseVectorEnv(counting(2), wait_num=1, backend=FakeBackend()) as venv:
+            venv.reset()
+            venv.send([3], [1])
+            obs, info = venv.reset([0])
+            assert (obs[0, :3].tolist(), info[0]["env_id"]) == ([0, 1, 0], 0)
+            assert venv.waiting_id == [1]
+            assert ids_of(venv.recv()) == [1]
+
 
 class TestReadiness:
     @pytest.fixture
