@@ -77,7 +77,7 @@ def first_failure(tests: list[str], tree: Path, tiers: str, limit: float) -> str
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return f"no end within {limit:g} s"
+            raise RuntimeError(f"the tests did not end within {limit:g} s") from None
         output.seek(0)
         text = output.read()
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
@@ -96,7 +96,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--tiers", default=TIERS, help=f"mark expression (default: {TIERS})")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds per mutation")
+    parser.add_argument(
+        "--limit", type=float, default=600.0, help="seconds per mutation; a hang of a test ends after 60 s"
+    )
     arguments = parser.parse_args()
     mutations = read("mutations")
     chosen = [
@@ -113,7 +115,12 @@ def main() -> int:
                 missed.append(name)
                 continue
             begin = time.monotonic()
-            by = found_by(mutations[name], tree, arguments.tiers, arguments.limit)
+            try:
+                by = found_by(mutations[name], tree, arguments.tiers, arguments.limit)
+            except RuntimeError as error:
+                print(f"ERROR      {name}: {error}", flush=True)
+                missed.append(name)
+                continue
             print(f"{'found' if by else 'NOT FOUND':10} {name} ({time.monotonic() - begin:.0f} s) {by}", flush=True)
             missed += [] if by else [name]
             results = (read("results") if RESULTS.exists() else {}) | {name: by}
