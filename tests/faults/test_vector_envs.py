@@ -46,7 +46,6 @@ IN_TURN = ("step", "reset", "call", "idle")
 ON_ANOTHER_NODE = {
     "while running env 1": "while running its envs",
     "env 1 has been busy for more than step_timeout=1.0 s": "has been busy for more than step_timeout=1.0 s",
-    "in spring": "not read from another machine",
     "hold_interpreter_lock": "not read from another machine",
 }
 """Texts of errors that come from an actor on another node, of which vecenv knows less."""
