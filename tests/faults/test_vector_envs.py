@@ -267,6 +267,7 @@ def test_a_fault_with_restart(row: Row, column: str, tmp_path: Path) -> None:
     "place",
     [pytest.param(NEAR, id="near", marks=RAY), pytest.param(FAR, id="far", marks=RAY)],
 )
+@pytest.mark.timeout(600)
 def test_all_faults_in_turn_on_ray(place: dict[str, Any], tmp_path: Path) -> None:
     column = Column(RayVectorEnv, "blocks", BLOCKS | place)
     with column.open(env_fns(str(tmp_path / "go")), step_timeout=STEP_TIMEOUT) as ledger:

@@ -33,7 +33,7 @@ def read(name: str) -> dict[str, Any]:
 def problem(mutation: dict[str, Any]) -> str:
     """Return why a mutation cannot be applied to this tree, or an empty text."""
     count = (ROOT / mutation["file"]).read_text("utf-8").count(mutation["text"])
-    missing = [each for each in mutation["tests"] if not (ROOT / each).exists()]
+    missing = [each for each in mutation["tests"] if not (ROOT / each.partition("::")[0]).exists()]
     return (f"its text occurs {count} times in {mutation['file']}" if count != 1 else "") or (
         f"there is no {missing[0]}" if missing else ""
     )
