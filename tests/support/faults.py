@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.support import oddities
 from tests.support.faulty import ENDS, Counter, boom, hold_interpreter_lock
 from tests.support.oddities import HoldsLock, Unpicklable
 
@@ -33,6 +34,16 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "too much memory": lambda: bytearray(1 << 62),
     "closed descriptors": lambda: os.closerange(3, 1000),
 }
+
+
+RESULTS: dict[str, Callable[[], Any]] = {
+    "unpicklable result": Unpicklable,
+    "pickle raises": oddities.RaisesAtPickle,
+    "pickle exits": oddities.ExitsAtPickle,
+    "unpickle raises": oddities.RaisesAtUnpickle,
+    "unpickle exits": oddities.ExitsAtUnpickle,
+}
+"""Makers of objects that cannot be sent: values of infos, results of methods, attributes."""
 
 
 class Faulty(Counter):
@@ -84,16 +95,16 @@ class Faulty(Counter):
         return obs + 0.5 if self.sprung == "wrong dtype" else obs
 
     def info(self) -> dict[str, Any]:
-        return {"odd": Unpicklable()} if self.sprung == "unpicklable result" else super().info()
+        return {"odd": RESULTS[self.sprung]()} if self.sprung in RESULTS else super().info()
 
     def method(self) -> Any:
         self.spring("call")
-        return Unpicklable() if self.sprung == "unpicklable result" else self.id
+        return RESULTS[self.sprung]() if self.sprung in RESULTS else self.id
 
     @property
-    def prop(self) -> int:
+    def prop(self) -> Any:
         self.spring("get_env_attr")
-        return self.id
+        return RESULTS[self.sprung]() if self.sprung in RESULTS else self.id
 
     @prop.setter
     def prop(self, value: int) -> None:

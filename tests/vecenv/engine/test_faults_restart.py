@@ -275,18 +275,6 @@ def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Pat
         ledger.goes_on([0, 1], WorkerDiedError)
 
 
-class InterruptedAt(Counter):
-    """Env with a Ctrl-C in step `at`."""
-
-    def __init__(self, id: int, at: int) -> None:
-        super().__init__(id)
-        self.at = at
-
-    def on_step(self) -> None:
-        if self.t == self.at:
-            raise KeyboardInterrupt
-
-
 class RaisesWhenAsked(Counter):
     """Env that raises if the action, an object, says so."""
 
