@@ -56,14 +56,16 @@ STEP_TIMEOUT, START_TIMEOUT = 1.0, 2.0
 def marks_of(row: Row, column: str) -> list[Any]:
     if column == "ray":
         return RAY
-    further = row.place in ("get_env_attr", "set_env_attr", "render", "seed") and column not in ("dummy", "shmem")
-    if (
-        column == "command"
-        or further
+    is_further = (
+        column in ("command", "async")
+        or row.fault.startswith(("pickle", "unpickle"))
+        or (row.fault in ENDS and row.fault not in ("SIGKILL", "SIGSEGV"))
+        or (row.place in ("get_env_attr", "set_env_attr", "render", "seed") and column not in ("dummy", "shmem"))
+        # Subproc loses a worker as with shared memory.
+        or (column == "subproc" and row.mend == "restart" and row.place != "step")
         or (row.fault.startswith("hang") and (column not in HANGS_IN_QUICK or row.place == "close"))
-    ):
-        return [FULL]
-    return []
+    )
+    return [FULL] if is_further else []
 
 
 CASES = [
