@@ -17,7 +17,8 @@ BUILD_SITE = $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --bu
 PAGES := README.md CONTRIBUTING.md $(wildcard docs/*.md docs/*/*.md)
 
 # `make check` runs these.
-QUICK_TESTS := tests/project/test_layers.py tests/project/test_import.py tests/project/test_examples.py
+QUICK_TESTS := tests/project/test_layers.py tests/project/test_import.py tests/project/test_examples.py \
+	tests/project/test_guarantees.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -49,7 +50,7 @@ test-oldest:  ## run the quick tier with the oldest Python and the oldest versio
 	$(MAKE) --no-print-directory test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt \
 		PYTHON="$$(.ci/find-python $(firstword $(SUPPORTED)))"
 
-READERS ?= beside d3rlpy imitation lerobot tensorflow tianshou trainers agents
+READERS ?= beside frames d3rlpy imitation lerobot tensorflow tianshou trainers agents
 test-readers: $(VENV)/.installed-dev  ## other libraries, in environments of their own: readers of exports, trainers, envs of agents; 16 GB
 	$(BIN)/python -m tests.readers.make_data build/readers/data
 	.ci/test-readers $(READERS)

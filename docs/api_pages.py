@@ -37,7 +37,15 @@ from vecenv import BaseVectorEnv
 from vecenv.venvs import SET_BY_SUBCLASS
 
 DOCS = Path(__file__).resolve().parent
-MODULES = ("vecenv", "vecenv.transforms", "vecenv.spaces", "vecenv.sb3", "vecenv.testing", "collector")
+MODULES = (
+    "vecenv",
+    "vecenv.transforms",
+    "vecenv.spaces",
+    "vecenv.sb3",
+    "vecenv.testing",
+    "collector",
+    "collector.testing",
+)
 BLOCK = re.compile(r"^```\{api\} (\S+)\n(.*?)^```\n", re.M | re.S)
 INDEX = re.compile(r"^```\{api-index\} (\S+)\n```\n", re.M)
 SECTION = re.compile(r"^(Args|Arguments[^:]*|Guarantees|Example)::?\n((?:\n|[ ]{4}.*\n)+)", re.M)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from collector.basics.interruptor import sigint_deferred
 from collector.batch.forms import NO_IDS
 from collector.batch.step_extras import EPISODE_SEED
 from collector.batch.step_log import StepLog
@@ -23,6 +22,7 @@ from collector.store.texts import TEXT, is_texts
 from collector.store.writer import StoreWriter
 from vecenv import nest
 from vecenv.actions import batch_actions
+from vecenv.ctrl_c import sigint_deferred
 from vecenv.errors import add_note
 from vecenv.layout import Layout
 from vecenv.nest import as_array, cast_exactly

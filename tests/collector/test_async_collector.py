@@ -297,6 +297,7 @@ class TestKeywords:
                 collector.reset([env])  # a step in flight belongs to the abandoned episode
         assert left > 0
 
+    @pytest.mark.guarantee("G10.8")
     def test_the_version_of_the_policy_is_that_of_the_action(self) -> None:
         torch = pytest.importorskip("torch")
 

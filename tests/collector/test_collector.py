@@ -155,6 +155,7 @@ class TestAPolicyThatDrawsFromOneStream:
         whole = arrays(steps)
         return [{name: rows[steps.env_ids == env] for name, rows in whole.items()} for env in range(3)]
 
+    @pytest.mark.guarantee("G10.1")
     @pytest.mark.parametrize(
         ("make", "options"),
         [
@@ -210,6 +211,7 @@ def test_no_device_is_ever_synchronised() -> None:
     assert found == []
 
 
+@pytest.mark.guarantee("G10.3")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_env_that_is_over_is_reset_once_and_its_true_last_observation_is_kept(backend: Any) -> None:
     with SyncDataCollector(backend(countdowns(4, 6)), zeros, frames_per_batch=20) as collector:
@@ -332,6 +334,7 @@ def test_dict_and_tuple_observations_keep_their_form(backend: Any) -> None:
     np.testing.assert_array_equal(batch.final_obs["a"][:, 1], [3, 4, 3, 4, 3])
 
 
+@pytest.mark.guarantee("G10.13")
 def test_a_batch_is_the_callers_and_never_changes() -> None:
     with SyncDataCollector(DummyVectorEnv(countdowns(3, 4)), zeros, frames_per_batch=14) as collector:
         first = collector.rollout()
@@ -570,6 +573,7 @@ class TestEnvironments:
         with pytest.raises(RuntimeError, match="the collector is shut down; make a new collector"):
             collector.rollout()
 
+    @pytest.mark.guarantee("G10.2")
     @pytest.mark.parametrize("another_call", OTHER_CALLS)
     @backends
     def test_a_vector_env_that_was_stepped_meanwhile_begins_new_episodes(self, backend: Any, another_call: str) -> None:
@@ -616,6 +620,7 @@ class TestEnvironments:
         assert batch.extras["nothing"].shape == (2, 4, 0)
 
 
+@pytest.mark.guarantee("G10.6")
 def test_an_interrupted_batch_is_shorter_and_collection_goes_on_from_there() -> None:
     interruptor = Interruptor()
 

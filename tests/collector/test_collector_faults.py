@@ -91,6 +91,7 @@ def test_a_failure_of_an_env_that_was_still_stepping_is_raised_once(backend: Any
         assert set(batch.traj_ids.tolist()).isdisjoint(before.traj_ids.tolist())
 
 
+@pytest.mark.guarantee("G10.11")
 @kinds
 def test_after_a_failure_the_iterator_raises_again_instead_of_ending(kind: type) -> None:
     with kind(DummyVectorEnv([partial(Breaks, 3)]), zeros, frames_per_batch=20, total_frames=40) as collector:
@@ -145,6 +146,7 @@ def test_a_shutdown_within_a_batch_is_said(kind: type, tensors: bool) -> None:
                 collector.rollout()
 
 
+@pytest.mark.guarantee("G9.11")
 @kinds
 def test_a_batch_and_a_reset_within_a_batch_are_refused(kind: type) -> None:
     with kind(DummyVectorEnv(countdowns(3, 4)), zeros, frames_per_batch=20) as collector:
@@ -163,6 +165,7 @@ def test_a_batch_and_a_reset_within_a_batch_are_refused(kind: type) -> None:
             assert collector.collect(n_episode=4).lens.tolist() == [3, 3, 4, 4]
 
 
+@pytest.mark.guarantee("G10.12")
 def test_with_episode_seeds_a_failure_shuts_down() -> None:
     with SyncDataCollector(
         [partial(Breaks, 3)], zeros, frames_per_batch=4, episode_seeds=[(0, 1), (1, 2)]
@@ -173,6 +176,7 @@ def test_with_episode_seeds_a_failure_shuts_down() -> None:
         assert collector.env.is_closed
 
 
+@pytest.mark.guarantee("G8.18")
 @kinds
 @pytest.mark.parametrize(
     ("backend", "where"),
@@ -243,6 +247,7 @@ class TestRestart:
     def fns(self) -> list[Any]:
         return [partial(Countdown, 4), partial(BreaksOnce, 5, 2, 3)]
 
+    @pytest.mark.guarantee("G10.10")
     @backends
     def test_only_the_step_that_failed_is_masked(self, backend: Any) -> None:
         with SyncDataCollector(backend(self.fns(), on_error="restart"), zeros, frames_per_batch=40) as collector:

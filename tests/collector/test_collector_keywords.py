@@ -244,6 +244,7 @@ class TestSeeds:
             first.pop("traj_ids")  # ids never repeat
             assert_equal(first, firsts[0])
 
+    @pytest.mark.guarantee("G6.8")
     @backends
     @kinds
     @pytest.mark.parametrize("transforms", [None, CatFrames(2, -1)], ids=["plain", "transformed"])
@@ -373,6 +374,7 @@ class TestAfterABatch:
         assert second.step_count[:, 0].tolist() == [0, 5]
         assert first.next.obs[1, -1].tolist() == [0, 5]
 
+    @pytest.mark.guarantee("G10.14")
     def test_return_same_td_gives_one_object_in_one_memory(self) -> None:
         with make(3, 4, return_same_td=True, total_frames=60) as collector:
             batches, rewards, starts = [], [], []
@@ -648,6 +650,7 @@ class TestWeights:
         with make(3, policy=policy) as collector, pytest.raises(RuntimeError, match="no weights to update"):
             collector.update_policy_weights_()
 
+    @pytest.mark.guarantee("G10.7")
     def test_an_update_in_mid_batch_waits_for_its_end(self) -> None:
         collectors: list[SyncDataCollector] = []
         source = self.constant(2)

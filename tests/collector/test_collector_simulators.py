@@ -44,6 +44,7 @@ def assert_same_steps(ours: Any, theirs: Any) -> None:
     np.testing.assert_array_equal(ours.episode_returns, theirs.episode_returns)
 
 
+@pytest.mark.guarantee("G10.4")
 def test_a_lost_last_observation_is_marked_and_never_from_the_next_episode() -> None:
     for ours, theirs in zip(batches(simulator(final="lost")), batches(alone()), strict=True):
         assert_same_steps(ours, theirs)

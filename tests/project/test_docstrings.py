@@ -59,7 +59,9 @@ def docstrings_of(path: Path) -> list[tuple[int, str]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["vecenv", "vecenv.transforms", "vecenv.sb3", "vecenv.testing", "collector"])
+@pytest.mark.parametrize(
+    "name", ["vecenv", "vecenv.transforms", "vecenv.sb3", "vecenv.testing", "collector", "collector.testing"]
+)
 def test_every_public_class_method_and_function_has_a_docstring(name: str) -> None:
     module = importlib.import_module(name)
     members = [(each, getattr(module, each)) for each in module.__all__]

@@ -125,6 +125,7 @@ def test_all_is_sorted_complete_and_documented(package):
     [
         ("vecenv.facades.make_vec", ["make_vec"]),
         ("vecenv.testing", ["check_vector_env", "FakeBackend"]),
+        ("collector.testing", ["check_collector", "check_data_set"]),
         ("vecenv.envs.atari_env", ["AtariVectorEnv"]),
         ("vecenv.sb3", ["DummyVecEnv", "SubprocVecEnv"]),
     ],

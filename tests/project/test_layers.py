@@ -21,13 +21,14 @@ from tests.support.paths import ROOT
 # An entry stands for the module and all modules inside, but `vecenv` and `collector` only for `__init__`.
 LAYERS = """
     vecenv.worker_numpy vecenv.errors vecenv.nest vecenv.spaces vecenv.layout vecenv.actions vecenv.arguments
-    vecenv.seeds vecenv.random_actions vecenv.portability vecenv.ray_cluster < vecenv.backends.ipc
+    vecenv.ctrl_c vecenv.seeds vecenv.random_actions vecenv.portability vecenv.ray_cluster < vecenv.backends.ipc
     vecenv.backends.system_limits < vecenv.spinning_threads < vecenv.backends.memory < vecenv.backends.host <
     vecenv.backends.worker < vecenv.backends.pool < vecenv.backends < vecenv.engine < vecenv.base
     vecenv.running_mean_std < vecenv.venvs < vecenv.tuning < vecenv.wrappers < vecenv.norm_obs vecenv.creator <
     vecenv.envs < vecenv.transforms vecenv.facades < vecenv.sb3 vecenv.testing < vecenv < vecenv.__main__
     vecenv.worker < collector.basics < collector.batch collector.episodes collector.device < collector.store <
-    collector.policy < collector.collectors < collector.jobs collector.cluster < collector collector.__main__
+    collector.policy < collector.collectors < collector.jobs collector.cluster < collector.testing <
+    collector collector.__main__
 """
 ROWS = {entry: row for row, entries in enumerate(LAYERS.split("<")) for entry in entries.split()}
 PACKAGES = {"vecenv", "collector"}
@@ -36,6 +37,7 @@ SHARED = {
     "vecenv": "the public names",
     "vecenv.actions": "actions of a batch as arrays",
     "vecenv.arguments": "checks of arguments",
+    "vecenv.ctrl_c": "code that Ctrl-C does not interrupt",
     "vecenv.engine.mark": "interrupts",
     "vecenv.envs": "facts about envs that their interface does not tell",
     "vecenv.errors": "errors, and warnings at the caller's line",
@@ -46,6 +48,7 @@ SHARED = {
     "vecenv.ray_cluster": "Ray",
     "vecenv.seeds": "seeds of a process's generators",
     "vecenv.spinning_threads": "threads of OpenMP",
+    "vecenv.testing": "envs for tests",
     "vecenv.transforms": "transforms",
     "vecenv.tuning": "names of backends, and episodes that repeat",
     "vecenv.wrappers": "the methods that a wrapper overrides",

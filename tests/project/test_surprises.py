@@ -143,6 +143,7 @@ def test_ppo_of_sb3_ignores_the_start_of_a_discrete_space_over_both():
         assert taken == {0, 1, 2}
 
 
+@pytest.mark.guarantee("G6.1")
 def test_env_i_has_the_seed_s_plus_i():
     with vecenv.DummyVectorEnv([Reads] * 3) as venv:
         venv.reset(seed=7)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import select
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import reduction
 from typing import Any
 
 import pytest
@@ -34,6 +38,39 @@ def interrupting(owner: Any, moment: str, first: bool = False) -> Iterator[pytes
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt) as caught:  # noqa: PT012
         patch.setattr(owner, moment, interrupted(getattr(owner, moment), first))
         yield caught
+
+
+@contextmanager
+def interrupt_in_request_to_forkserver(*numbers: int) -> Iterator[None]:
+    """Send these signals to the process before the next request to a forkserver, when the connection is open.
+
+    Another thread does not block signals. The system gives them to this thread if the main thread blocks them.
+    """
+    ended, pending, sendfds = threading.Event(), list(numbers), reduction.sendfds
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    arrived, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+
+    def send(*args: Any) -> Any:
+        while pending:
+            os.kill(os.getpid(), pending.pop())
+            assert select.select([arrived], [], [], 60)[0], "no signal came"
+            os.read(arrived, 1)
+        return sendfds(*args)
+
+    before = signal.set_wakeup_fd(wakeup)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reduction, "sendfds", send)
+            yield
+        assert not pending, "there was no request"
+    finally:
+        signal.set_wakeup_fd(before)
+        ended.set()
+        thread.join()
+        os.close(arrived)
+        os.close(wakeup)
 
 
 def interrupt_at_random(step: Callable[[], Any], check: Callable[[], Any], times: int, longest: float) -> int:

@@ -52,6 +52,7 @@ def calls_of(creator: EnvCreator) -> int:
 # Sharing.
 
 
+@pytest.mark.guarantee("G13.1")
 def test_envs_of_a_creator_share_their_state_on_every_backend(backend: type) -> None:
     creator = EnvCreator(counted)
     with backend([creator] * 3) as venv:
@@ -69,6 +70,7 @@ def test_envs_of_a_creator_share_their_state_on_every_backend(backend: type) -> 
     assert alone.state_dict() == {}
 
 
+@pytest.mark.guarantee("G13.4")
 @start_methods
 def test_envs_share_under_every_start_method_and_after_their_worker_was_killed(context: str) -> None:
     creator = EnvCreator(lambda: counted())
@@ -90,6 +92,7 @@ def test_more_states_than_a_worker_can_receive_are_refused() -> None:
         ShmemVectorEnv([EnvCreator(counted) for _ in range(201)], num_workers=1)
 
 
+@pytest.mark.guarantee("G13.14")
 @start_methods
 def test_processes_that_get_a_creator_as_an_argument_see_one_count(context: str) -> None:
     creator = EnvCreator(lambda: counted())
@@ -99,6 +102,7 @@ def test_processes_that_get_a_creator_as_an_argument_see_one_count(context: str)
     assert creator().calls() == 12
 
 
+@pytest.mark.guarantee("G13.2")
 def test_no_update_of_eight_processes_is_lost_though_two_are_killed_in_theirs() -> None:
     creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
     ready = mp.Event()
@@ -110,6 +114,7 @@ def test_no_update_of_eight_processes_is_lost_though_two_are_killed_in_theirs() 
     np.testing.assert_array_equal(state["0.Counted.sums"], [6 * 60 + 20 + 35] * 2)
 
 
+@pytest.mark.guarantee("G13.5")
 @pytest.mark.parametrize("centre", [0.0, 1e8])
 def test_statistics_of_processes_are_those_of_all_rows(centre: float) -> None:
     """Four processes in turn, twice, so that the later processes continue the slots of the earlier ones."""
@@ -140,6 +145,7 @@ def test_old_rows_lose_weight_whichever_process_adds_the_new_ones() -> None:
     assert float(creator.state_dict()["0.VecNorm.observation_count"]) == pytest.approx(10, rel=1e-3)
 
 
+@pytest.mark.guarantee("G13.2")
 def test_threads_of_one_process_lose_no_update() -> None:
     env = EnvCreator(counted)()
     threads = [threading.Thread(target=lambda: [env.counts.count() for _ in range(200)]) for _ in range(4)]
@@ -203,6 +209,7 @@ def test_a_row_that_its_owner_overwrites_during_a_read_is_read_again(monkeypatch
     assert state.read()["a"].tolist() == [4.0] * 3
 
 
+@pytest.mark.guarantee("G13.7")
 def test_updates_overlap_and_both_count() -> None:
     """In one thread, and with a process that is in the middle of an update."""
     creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
@@ -221,6 +228,7 @@ def test_updates_overlap_and_both_count() -> None:
     other.close()
 
 
+@pytest.mark.guarantee("G13.8")
 def test_a_load_ends_updates_that_have_begun() -> None:
     creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
     saved, entered, leave = creator.state_dict(), mp.Event(), mp.Event()
@@ -249,6 +257,7 @@ def test_a_forked_process_does_not_write_into_the_slot_of_its_parent() -> None:
     child.close()
 
 
+@pytest.mark.guarantee("G13.9")
 def test_more_processes_than_slots_are_refused_and_a_slot_is_free_when_its_process_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -306,6 +315,7 @@ def test_parts_with_state_are_found_in_wrappers_and_transforms_outermost_first()
     }  # fmt: skip
 
 
+@pytest.mark.guarantee("G13.8")
 def test_load_state_dict_sets_the_state_of_all_envs() -> None:
     creator = EnvCreator(counted)
     env = creator()
@@ -421,6 +431,7 @@ def test_copies_of_a_creator_share_and_copies_of_its_state_do_not() -> None:
     assert not copy.copy(creator().counts.state).shared
 
 
+@pytest.mark.guarantee("G13.14")
 @pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
 def test_a_creator_that_shares_is_pickled_for_processes_alone(dumps: Any) -> None:
     creator = EnvCreator(counted)
@@ -462,6 +473,7 @@ def test_collectors_take_creators_and_pass_arguments_that_theirs_precede() -> No
 # Bad input.
 
 
+@pytest.mark.guarantee("G13.6")
 def test_bad_input_is_refused_where_it_is_given() -> None:
     for make, error, text in (
         (lambda: EnvCreator(CountingEnv()), TypeError, "create_env_fn must be a callable"),

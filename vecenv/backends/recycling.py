@@ -36,7 +36,7 @@ ROOM = 2
 PLACE_TIMEOUT = 10.0
 """Seconds until the old actor ends first, because Ray has no room for another actor."""
 RETRY = 60.0
-"""Seconds until the next try, after a new worker could not start."""
+"""Seconds until the next try, if a new worker could not start, or if the old worker could not end first."""
 END_TIMEOUT = 5.0
 """Seconds that an old worker may take to close its envs."""
 logger = logging.getLogger("vecenv")
@@ -115,6 +115,8 @@ class Recycler:
             self._find()
         elif self._new is not None and not self.moving:
             self._await_start(self._old, self._new)
+        elif self._new is None and time.monotonic() > self._deadline:
+            self._cancel(None)  # the envs were not reset in one call, so look for memory again
 
     def _find(self) -> None:
         begin = time.monotonic()
@@ -155,6 +157,7 @@ class Recycler:
 
     def _end_first(self, old: WorkerHandle) -> None:
         self.moving = old.hosted if len(old.hosted) == 1 else ()
+        self._deadline = time.monotonic() + RETRY
 
     def _await_start(self, old: WorkerHandle, new: WorkerHandle) -> None:
         self._pool.handle_events(self._pool.events(None))

@@ -178,6 +178,7 @@ def random_value(obs: Any) -> Any:
 @every_source
 @every_flag
 class TestBatches:
+    @pytest.mark.guarantee("G10.5")
     @pytest.mark.parametrize("value", VALUES)
     def test_each_target_is_right(self, source: str, flag: str, value: str) -> None:
         for form, _, batch in in_each_form(source, flag):
@@ -215,6 +216,7 @@ class TestBatches:
                 np.testing.assert_allclose(targets, expected, rtol=1e-5, atol=1e-5, err_msg=form)
 
 
+@pytest.mark.guarantee("G10.6")
 def test_a_step_before_a_row_without_a_step_is_done() -> None:
     (batch,) = collected("stopped", "truncated")
     env, time = (batch.done & ~(batch.terminated | batch.truncated)).nonzero()
@@ -226,6 +228,7 @@ def test_a_step_before_a_row_without_a_step_is_done() -> None:
 @every_flag
 @pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=FULL) for n in (1, 50))])
 class TestMultiStep:
+    @pytest.mark.guarantee("G10.5")
     def test_each_target_is_right(self, source: str, flag: str, n: int) -> None:
         for batch in collected(source, flag):
             steps = MultiStep(n, GAMMA)(batch)
@@ -252,6 +255,7 @@ def episodes_of(batches: Iterable[Batch]) -> Iterator[Any]:
 @every_source
 @every_flag
 class TestEpisodes:
+    @pytest.mark.guarantee("G10.5")
     def test_each_target_is_right(self, source: str, flag: str) -> None:
         """In no form is a cut the end of an episode."""
         found = [[*episodes_of(map(convert, collected(source, flag)))] for convert in FORMS.values()]

@@ -117,6 +117,7 @@ class Draws(torch.nn.Module):
         return torch.distributions.Categorical(logits=self.net(obs))
 
 
+@pytest.mark.guarantee("G10.15")
 def test_with_one_seed_the_batches_are_the_same_on_one_node_and_on_three(cluster: Any) -> None:
     """The policy draws from torch's generator, so each actor must seed this generator."""
     import ray
@@ -168,6 +169,7 @@ def test_an_actor_that_is_killed_in_mid_rollout(ledger: str, answer: str) -> Non
         assert collector.stats().restarts == (answer == "restart")
 
 
+@pytest.mark.guarantee("G10.17")
 def test_no_frame_is_lost_twice_or_delivered_twice_while_actors_are_killed(ledger: str) -> None:
     options = {"num_actors": 3, "frames_per_batch": 10, "sync": False, "create_env_kwargs": {"ledger": ledger}}
     with RayCollector(signed, **options) as collector:
@@ -238,6 +240,7 @@ class Absent(Breaks):
         raise OSError("no such file")
 
 
+@pytest.mark.guarantee("G10.12")
 def test_errors_of_constructors_and_of_steps_arrive_as_they_are() -> None:
     with pytest.raises(OSError, match="no such file") as caught:
         RayCollector([partial(Absent, 3)], num_actors=2, frames_per_batch=4)
@@ -246,6 +249,8 @@ def test_errors_of_constructors_and_of_steps_arrive_as_they_are() -> None:
         with pytest.raises(OverflowError, match="the env broke") as caught:
             collector.next()
         assert any(note.startswith("raised in actor") for note in caught.value.__notes__)
+        with pytest.raises(RuntimeError, match="the collector is shut down"):
+            collector.next()
 
 
 @pytest.mark.parametrize("sync", [True, False])

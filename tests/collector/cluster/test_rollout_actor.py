@@ -18,6 +18,7 @@ import torch
 from collector import ActorConfig, ExplorationType, RayCollector, Rollout, SyncDataCollector, set_exploration_type
 from collector.cluster import actor_pool, ray_collector
 from collector.cluster.cluster_stats import ActorStats, ClusterStats
+from collector.testing import COLLECTOR_CHECKS, check_collector
 from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
 from tests.support.countdown import BreaksOnce, Countdown
 from vecenv import DummyVectorEnv, VectorEnvNormObs, WorkerDiedError, WorkerTimeoutError
@@ -141,6 +142,7 @@ def assert_accounted(collector: RayCollector, *batches: Rollout) -> None:
 
 
 class TestBatches:
+    @pytest.mark.guarantee("G10.16", "G10.18")
     @pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
     @pytest.mark.parametrize(
         ("env_fns", "frames", "broken"),
@@ -354,6 +356,7 @@ class TestFailures:
             assert (collector.stats().weight_puts, collector.stats().restarts) == (1, 1)
             assert_accounted(collector, first, batch)
 
+    @pytest.mark.guarantee("G10.6")
     @pytest.mark.parametrize("sync", [True, False])
     def test_a_rollout_that_ends_early_is_delivered_and_its_actor_moves(self, ray: LocalRay, sync: bool) -> None:
         """As when Ray announces the end of the host, here after the first batch."""
@@ -504,3 +507,15 @@ def test_the_table_has_a_row_for_each_actor_and_their_sum() -> None:
     assert lines[1].split() == ["0", "host", "1", "collects", "20", "0", "20", "10", "50", "%", "0"]
     assert lines[-1].split() == ["all", "40", "10", "20", "10", "1"]
     assert table.requested == 70 == table.delivered + table.lost + table.discarded + table.in_flight
+
+
+@pytest.mark.parametrize("check", COLLECTOR_CHECKS)
+@pytest.mark.parametrize("sync", [True, False])
+def test_it_passes_the_checks_of_collectors(check: str, sync: bool) -> None:
+    check_collector(partial(RayCollector, num_actors=2, sync=sync), [check])
+
+
+@pytest.mark.local_ray
+@pytest.mark.ray
+def test_on_ray_it_passes_the_checks_of_collectors() -> None:
+    check_collector(partial(RayCollector, num_actors=2))

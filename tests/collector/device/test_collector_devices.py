@@ -166,6 +166,7 @@ def test_a_module_on_another_device_is_copied_and_the_copy_is_updated_on_request
         assert (collector.rollout().action == 1).all()
 
 
+@pytest.mark.guarantee("G9.14")
 @FULL
 @pytest.mark.parametrize("used", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])

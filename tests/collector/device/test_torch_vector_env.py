@@ -161,6 +161,7 @@ class TestActions:
 
 
 class TestOnTheCpu:
+    @pytest.mark.guarantee("G4.7")
     def test_nothing_is_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with DummyVectorEnv(counting(2)) as inner:
             venv, results = TorchVectorEnv(inner, "cpu"), []

@@ -84,6 +84,7 @@ def cartpole_by_hand() -> dict[int, Episode]:
     return by_hand(cartpoles(1)[0], range(EPISODES))
 
 
+@pytest.mark.guarantee("G11.1", "G11.2")
 @pytest.mark.parametrize(
     ("backend", "options", "env_num", "frames", "skip"),
     [
@@ -135,6 +136,7 @@ def networked(backend: Any, numbers: Any, skip: Any = ()) -> dict[int, Episode]:
     return found
 
 
+@pytest.mark.guarantee("G11.3")
 def test_episodes_of_a_network_are_the_same_in_workers_and_when_some_are_skipped():
     """Episodes that are skipped were played before the job was killed: the others get other envs."""
     whole = networked(DummyVectorEnv, range(EPISODES))
@@ -265,6 +267,7 @@ print(collector.everything_keyed, same)
 """
 
 
+@pytest.mark.guarantee("G11.12")
 @pytest.mark.slow
 @pytest.mark.parametrize("used", [False, True])
 def test_a_program_gets_rows_that_do_not_depend_on_where_they_stand_or_is_not_promised_them(used):
@@ -457,6 +460,7 @@ def test_random_actions_of_episodes_need_envs_of_one_action_space():
 # Numbers and seeds.
 
 
+@pytest.mark.guarantee("G6.8")
 def test_seeds_follow_from_the_job_seed_and_the_number_alone():
     assert [episode_seed(3, number) for number in (0, 1, 2, 10**6)] == GOLDEN_SEEDS
     assert episode_seed(2**63 - 1, 2**63 - 1) == GOLDEN_LARGE
@@ -505,6 +509,7 @@ class Noisy(Net):
         return super().forward(obs + self.draw())
 
 
+@pytest.mark.guarantee("G11.5", "G11.6")
 @pytest.mark.parametrize(
     ("make", "options", "keyed"),
     [

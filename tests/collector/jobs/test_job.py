@@ -81,6 +81,7 @@ def torch_and_mlp() -> tuple[Any, Any]:
 
 
 class TestWhatAJobWrites:
+    @pytest.mark.guarantee("G11.1", "G11.4")
     @backends
     def test_the_same_episodes_on_every_backend(self, backend: str, uninterrupted: Path, tmp_path: Path) -> None:
         state = run_job(job(**counting(), episodes=40, backend=backend, num_envs=3), tmp_path / "a")
@@ -133,6 +134,7 @@ class TestWhatAJobWrites:
         if repeatable:
             assert_same(tmp_path / "a", tmp_path / "b")
 
+    @pytest.mark.guarantee("G11.7")
     @pytest.mark.parametrize(
         "backend", ["dummy", pytest.param("shmem", marks=FULL), pytest.param("thread", marks=FULL)]
     )
@@ -149,6 +151,7 @@ class TestWhatAJobWrites:
         main(["info", str(tmp_path)])
         assert ("repeatable │ no: " in capsys.readouterr().out) is bool(reason)
 
+    @pytest.mark.guarantee("G11.8")
     def test_an_env_that_cannot_be_checked_is_played_and_not_called_repeatable(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
     ) -> None:
@@ -169,6 +172,7 @@ class TestWhatAJobWrites:
         found = find_env_difference(job(**counting(every=1, how=how, at="reset"), backend="shmem"))
         assert re.fullmatch(f"not checked, because the check failed with {reason}", found)
 
+    @pytest.mark.guarantee("G11.9")
     def test_a_resumed_job_keeps_the_result_of_the_check(self, tmp_path: Path) -> None:
         how = {"env": f"{HERE}:Unrepeated", "env_kwargs": {"how": "episode before"}}
         states = [stopped(run_job, job(**how, episodes=40), tmp_path, on_progress=stop_at(5))]
@@ -186,6 +190,7 @@ class TestWhatAJobWrites:
         assert find_env_difference(job(env=f"{HERE}:Unrepeated", env_kwargs={"how": how}))
         assert [get() for get in get_states] == states
 
+    @pytest.mark.guarantee("G11.5")
     def test_a_policy_may_say_that_it_is(self, tmp_path: Path) -> None:
         changes = {**counting(), "policy": f"{HERE}:Mean", "policy_kwargs": {"scale": 0.5}}
         state = run_job(job(**changes), tmp_path / "a")
@@ -339,6 +344,7 @@ class TestFailures:
         with pytest.raises(JobFailedError, match="each of the job's 3 episodes failed in an earlier run"):
             resume_job(tmp_path / "a", fails)
 
+    @pytest.mark.guarantee("G12.1")
     @FULL
     def test_a_full_disk_leaves_what_was_committed_and_the_job_goes_on_later(
         self, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

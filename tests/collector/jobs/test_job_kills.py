@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("forkserver_ends")
 DUMMY = kills.LocalJobs("dummy")
 
 
+@pytest.mark.guarantee("G11.4")
 @pytest.mark.parametrize(
     ("backend", "count", "seed"),
     [

@@ -37,6 +37,7 @@ def rows_of(table: str) -> dict[str, str]:
 
 
 class TestReplay:
+    @pytest.mark.guarantee("G11.10")
     def test_a_repeatable_job_is_played_again_with_its_policy(self, tmp_path: Path, capsys: Any) -> None:
         run_job(job(**counting(), episodes=20), tmp_path)
         assert replay_episodes(tmp_path, 4, [HERE]) == {0: "", 6: "", 13: "", 19: ""}
@@ -97,6 +98,7 @@ class TestReplay:
     def test_rows_are_compared_bit_for_bit_in_the_stored_dtype(self, stored: Any, other: Any, expected: bool) -> None:
         assert equal_rows({"a": (stored,)}, {"a": (other,)}) is expected
 
+    @pytest.mark.guarantee("G11.10")
     @FULL
     def test_of_other_jobs_the_actions_are_repeated(self, tmp_path: Path, capsys: Any) -> None:
         for env, differs in (("CartPole-v1", ""), (f"{HERE}:Forgetful", "obs differs from step 0 on")):

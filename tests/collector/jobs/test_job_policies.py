@@ -21,6 +21,7 @@ def carrying(how: str, training: bool = True, **changes: Any) -> Any:
     return job(policy=HERE, policy_kwargs={"how": how, "training": training}, device="cpu", **changes)
 
 
+@pytest.mark.guarantee("G11.5", "G11.11")
 @pytest.mark.parametrize(
     ("how", "training", "repeatable"),
     [

@@ -120,6 +120,7 @@ class OwnSample(D.Normal):
         return torch.zeros(self.batch_shape)
 
 
+@pytest.mark.guarantee("G11.5")
 @pytest.mark.parametrize(
     "distribution",
     [

@@ -78,6 +78,7 @@ def seen_in_batches(policy: Any, batches: int = 1, kind: Any = SyncDataCollector
 
 
 class TestInABatch:
+    @pytest.mark.guarantee("G10.9")
     @kinds
     def test_a_policy_runs_on_one_thread(self, kind: Any) -> None:
         policy = Watching(lambda: (torch.get_num_threads(), mkl_threads()))

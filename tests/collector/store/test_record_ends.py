@@ -148,6 +148,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.guarantee("G12.5")
 @pytest.mark.usefixtures("no_fsync")
 @pytest.mark.parametrize(
     ("make", "end"),

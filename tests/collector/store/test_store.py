@@ -155,6 +155,7 @@ class TestReading:
         assert arrays["obs"].shape == (5 + 3 + 2, 3)
         assert [arrays[name].tolist() for name in EPISODES] == [[0, 5, 8], [0, 2], [1000, 1002], [0, 2]]
 
+    @pytest.mark.guarantee("G12.5")
     def test_what_is_committed_counts_and_once_complete_the_numbers_below_the_end(self, tmp_path: Path) -> None:
         with StoreWriter(tmp_path, head()) as writer:
             assert len(Dataset(tmp_path)) == 0
@@ -374,6 +375,7 @@ class TestTransitions:
 
 
 class TestWriting:
+    @pytest.mark.guarantee("G12.1")
     def test_one_writer_at_a_time_and_a_refused_one_harms_nothing(self, tmp_path: Path) -> None:
         with StoreWriter(tmp_path / "a", head()) as writer:
             writer.add(episode(0))

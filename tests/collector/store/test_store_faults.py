@@ -273,6 +273,7 @@ def run_and_kill(folder: Path, at: int, after: bool, part: str = "") -> list[int
     return committed
 
 
+@pytest.mark.guarantee("G12.1")
 @pytest.mark.timeout(900)  # starts a process for each system call
 @pytest.mark.parametrize(
     ("after", "part"),

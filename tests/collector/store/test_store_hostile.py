@@ -67,6 +67,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.guarantee("G12.2")
 @pytest.mark.parametrize("names", [[*QUICK], pytest.param(sorted(CORPUS.keys() - QUICK), marks=FULL)], ids=["", "all"])
 def test_a_hostile_folder_is_refused(names: Sequence[str], good: Path, tmp_path: Path) -> None:
     read_all(good / "plain")

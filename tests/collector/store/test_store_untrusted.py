@@ -105,6 +105,7 @@ def link(path: Path, target: Path) -> None:
 
 
 class TestLinks:
+    @pytest.mark.guarantee("G12.2")
     @pytest.mark.parametrize(
         ("kind", "names"), [("link", QUICK), ("FIFO", FIFOS), pytest.param("link", NAMES, marks=FULL)]
     )
@@ -187,6 +188,7 @@ class TestMemory:
         finally:
             tracemalloc.stop()
 
+    @pytest.mark.guarantee("G12.3")
     @pytest.mark.usefixtures("_little")
     def test_a_line_that_names_large_spaces_takes_none(self, tmp_path: Path) -> None:
         box = {"type": "Box", "dtype": "<f4", "shape": [2**24], "low": 0, "high": 1}
@@ -254,6 +256,7 @@ def head_keys(folder: Path) -> list[tuple[str, ...]]:
 class TestChecks:
     """All of the head and the manifest is checked before anything is changed."""
 
+    @pytest.mark.guarantee("G12.4")
     @pytest.mark.usefixtures("unplayed")
     def test_each_entry_of_the_head(self, folder: Path, capsys: Any) -> None:
         torn(folder)
@@ -268,6 +271,7 @@ class TestChecks:
         assert "[/x]\N{REPLACEMENT CHARACTER}[2J" in (out := capsys.readouterr().out)
         assert "\x1b" not in out
 
+    @pytest.mark.guarantee("G12.4")
     @pytest.mark.usefixtures("unplayed")
     def test_each_entry_of_the_manifest(self, folder: Path) -> None:
         refused = 0

@@ -129,6 +129,7 @@ def test_each_space_crosses(space):
 # Errors.
 
 
+@pytest.mark.guarantee("G8.1")
 @both
 @pytest.mark.parametrize(
     ("what", "error", "text"),
@@ -160,6 +161,7 @@ def test_a_constructor_that_fails(command):
         SubprocVectorEnv([(ENV, {"color": 3})], worker_command=command)
 
 
+@pytest.mark.guarantee("G8.5")
 @both
 def test_a_worker_that_ends_names_its_command_and_its_last_lines(command, capfd):
     with elsewhere("dies", num_workers=2, command=command) as venv:
@@ -173,6 +175,7 @@ def test_a_worker_that_ends_names_its_command_and_its_last_lines(command, capfd)
         assert venv.step([0, 0])[0][:, 1].tolist() == [1, 3]
 
 
+@pytest.mark.guarantee("G8.9")
 @both
 def test_restart_runs_the_command_again(command):
     with elsewhere("dies", num_workers=2, on_error="restart", command=command) as venv:
@@ -184,6 +187,7 @@ def test_restart_runs_the_command_again(command):
         assert venv.step([0, 0], reset=[0])[0][:, 1].tolist() == [0, 3]
 
 
+@pytest.mark.guarantee("G8.6")
 @both
 def test_a_hung_env_is_ended_with_its_stack(command):
     with elsewhere("hangs", num_workers=1, step_timeout=0.4, command=command) as venv:

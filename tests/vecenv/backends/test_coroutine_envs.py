@@ -143,6 +143,7 @@ def test_wait_num_returns_the_envs_that_are_ready_and_a_timeout_what_there_is() 
         assert 1 not in ready
 
 
+@pytest.mark.guarantee("G8.7")
 @pytest.mark.parametrize("options", [{}, {"wait_num": 1}], ids=str)
 def test_step_timeout_cancels_the_task_and_names_the_env_and_its_line(options: Any) -> None:
     notes: list[Any] = []
@@ -212,6 +213,7 @@ def test_an_env_that_blocks_the_event_loop_is_named_in_the_error_of_each_env_tha
         assert venv.step([0] * 20)[0][:, 2].tolist() == [1] * 20
 
 
+@pytest.mark.guarantee("G8.9")
 def test_failed_steps_are_absorbed_with_on_error_restart() -> None:
     notes: list[Any] = []
     with make_gated(3, notes, step_timeout=LIMIT, on_error="restart") as venv:
@@ -242,6 +244,7 @@ class Raises(Coroutines):
         return result
 
 
+@pytest.mark.guarantee("G8.2")
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -331,6 +334,7 @@ class IgnoresCancel(Coroutines):
         return super().step(action)
 
 
+@pytest.mark.guarantee("G9.3")
 def test_close_is_bounded_though_a_step_goes_on_after_its_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert vecenv.engine.lifetime.CLOSE_TIMEOUT == 5
     monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
@@ -421,6 +425,19 @@ def test_a_wrapper_that_does_not_await_is_refused(wrap: Any) -> None:
     for backend in (ThreadVectorEnv, DummyVectorEnv):
         with pytest.raises(TypeError, match=r"does not await the reset and step of a coroutine env. Return the env"):
             backend([lambda: wrap(Gated(0))])
+
+
+class SeedsByCoroutine(Gated):
+    async def seed(self, seed: int) -> None:
+        self.notes.append(seed)
+
+
+def test_a_coroutine_seed_is_refused() -> None:
+    with ThreadVectorEnv([partial(Gated, 0), partial(SeedsByCoroutine, 1)]) as venv:
+        with pytest.raises(TypeError, match=r"seed\(\) of .* is a coroutine function.* leave seed\(\) out") as caught:
+            venv.seed(3)
+        assert caught.value.__notes__[0].startswith("env 1")
+        venv.reset(seed=3)
 
 
 def test_wrappers_that_await_and_wrappers_with_a_loop_of_their_own_work() -> None:

@@ -12,6 +12,7 @@ from tests.support.threads import in_a_thread
 from vecenv import RunningMeanStd, SharedState
 
 
+@pytest.mark.guarantee("G13.3")
 @pytest.mark.parametrize("in_two_slots", [False, True])
 def test_an_interrupted_update_of_a_shared_state_is_whole_or_absent(in_two_slots: bool) -> None:
     """And no later update waits, also of a second thread."""
@@ -65,6 +66,7 @@ def test_an_interrupted_load_is_whole_or_absent() -> None:
     assert n > 30
 
 
+@pytest.mark.guarantee("G8.19")
 @pytest.mark.parametrize("rows", [np.ones((2, 3)), np.array([[1.0, np.nan, 1.0], [1.0, 1.0, 1.0]])])
 def test_an_interrupted_update_of_running_statistics_is_whole_or_absent(rows: np.ndarray) -> None:
     n, interrupted = 0, True

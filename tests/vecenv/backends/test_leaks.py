@@ -130,6 +130,7 @@ def test_cycles_leave_nothing_and_in_many_memory_does_not_grow(venv_class: Any, 
         assert growth < SLOPE
 
 
+@pytest.mark.guarantee("G13.13")
 @columns("blocks", only=ShmemVectorEnv)
 @pytest.mark.parametrize("context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")

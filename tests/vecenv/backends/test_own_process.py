@@ -131,6 +131,7 @@ def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.guarantee("G6.5")
 @pytest.mark.parametrize("make", [*IN_PROCESSES, pytest.param(auto_vector_env, marks=FULL)])
 def test_envs_of_a_package_with_one_simulator_get_a_process_each(
     make: Make, simulated: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -238,6 +238,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.guarantee("G9.5")
 def test_nothing_outlives_a_program_that_was_killed(project: Project) -> None:
     path = os.pathsep.join([*sys.path[:2], str(ROOT)])
     program = subprocess.Popen(

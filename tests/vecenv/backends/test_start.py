@@ -133,6 +133,7 @@ def python(*arguments: str, stdin: str | None = None, cwd: Path = ROOT, **option
     return done.stdout
 
 
+@pytest.mark.guarantee("G9.13")
 @pytest.mark.parametrize(
     ("how", "context"),
     [
@@ -194,6 +195,7 @@ with vecenv.ShmemVectorEnv([envs.Mine] * 2, context=envs.CONTEXT) as venv:
 """
 
 
+@pytest.mark.guarantee("G9.16")
 @pytest.mark.parametrize("context", ["forkserver", *full(["spawn"])])
 @pytest.mark.parametrize("script", ["main.py", *full(["envs.py"])])
 def test_a_module_whose_import_makes_vector_envs_without_end_is_named(
@@ -367,6 +369,7 @@ def test_a_kernel_without_pidfds_will_do(column: Column, context: str, monkeypat
         ledger.begin()
 
 
+@pytest.mark.guarantee("G9.14")
 @columns("blocks", only=ShmemVectorEnv)
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 @fork_may_warn
@@ -582,6 +585,7 @@ def test_no_worker_repeats_another(column: Column, context: str) -> None:
     assert len(set(numbers)) == 12
 
 
+@pytest.mark.guarantee("G6.7")
 @pytest.mark.usefixtures("own_generators")
 def test_the_generators_of_workers_follow_from_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A seeded generator gives the same numbers in every run. An unseeded generator gives new numbers."""
@@ -712,10 +716,18 @@ def _in_the_copy(venv: Any, leave: str) -> None:
 
 
 HOW_SIGINT_IS_TAKEN = """
-import psutil, vecenv
+import sys, threading, psutil, vecenv
 from vecenv.testing import CountingEnv
+open_venvs = []
 for context in ("fork", "spawn", "forkserver"):
-    with vecenv.ShmemVectorEnv([CountingEnv] * 2, num_workers=2, context=context) as venv:
+    fill = lambda: open_venvs.append(vecenv.ShmemVectorEnv([CountingEnv] * 2, num_workers=2, context=context))
+    thread = threading.Thread(target=fill)
+    if sys.argv[1] == "thread":
+        thread.start()
+        thread.join()
+    else:
+        fill()
+    with open_venvs.pop():
         for child in psutil.Process().children(recursive=True):
             with open(f"/proc/{child.pid}/status") as status:
                 masks = dict(line.split(":") for line in status)
@@ -727,9 +739,10 @@ for context in ("fork", "spawn", "forkserver"):
 
 @FULL
 @pytest.mark.skipif(sys.platform != "linux", reason="signal masks are read from /proc")
-def test_whatever_is_started_never_sees_control_c() -> None:
+@pytest.mark.parametrize("starter", ["main", "thread"])
+def test_whatever_is_started_never_sees_control_c(starter: str) -> None:
     """The workers and the forkserver block SIGINT. Python's resource tracker handles the signal itself."""
-    lines = python("-W", "ignore", "-c", HOW_SIGINT_IS_TAKEN).splitlines()
+    lines = python("-W", "ignore", "-c", HOW_SIGINT_IS_TAKEN, starter).splitlines()
     assert [line.count("1") >= 2 for line in lines] == [True] * 3
     assert [line.count("0") for line in lines] == [0, 1, 1]
 

@@ -96,6 +96,7 @@ def test_a_call_that_was_sent_before_the_last_answer_undoes_nothing() -> None:
     assert driver.read()["steps"] == worker.state.read()["steps"] == 12
 
 
+@pytest.mark.guarantee("G13.12")
 def test_a_worker_that_died_leaves_what_it_has_sent() -> None:
     driver = SharedState({"steps": np.zeros(())}, share=True)
     for lost in range(3):
@@ -123,6 +124,7 @@ def test_a_loaded_state_replaces_the_changes_of_all(loader: str) -> None:
     assert driver.read()["steps"] == workers[0].state.read()["steps"] == 42
 
 
+@pytest.mark.guarantee("G13.11")
 def test_large_states_travel_once_in_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_copies, "LARGE_STATE", 0)
     monkeypatch.setattr(state_copies, "INTERVAL", 1e6)
@@ -136,6 +138,7 @@ def test_large_states_travel_once_in_an_interval(monkeypatch: pytest.MonkeyPatch
     assert worker.driver.read()["steps"] == 2
 
 
+@pytest.mark.guarantee("G13.11")
 def test_a_large_state_that_was_loaded_travels_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_copies, "LARGE_STATE", 0)
     monkeypatch.setattr(state_copies, "INTERVAL", 1e6)
@@ -167,6 +170,7 @@ def make() -> Any:
     return TransformedEnv(gym.make("Pendulum-v1"), VecNorm(decay=1.0))
 
 
+@pytest.mark.guarantee("G13.10")
 @pytest.mark.ray
 @pytest.mark.local_ray
 @pytest.mark.parametrize("where", [FAR, {}], ids=["far", "spread"])

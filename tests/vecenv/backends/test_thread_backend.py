@@ -144,6 +144,7 @@ def step_until_error(venv: Any) -> None:
         venv.step([0] * len(ready) if ready else None, ready or None)
 
 
+@pytest.mark.guarantee("G8.6")
 def test_a_hung_env_is_abandoned_with_its_stack_and_the_others_and_close_go_on(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +426,7 @@ def test_an_answer_that_comes_after_its_call_was_interrupted_is_not_that_of_the_
         assert [row["env_id"] for row in venv.recv()[-1]] == [1]
 
 
+@pytest.mark.guarantee("G9.3")
 def test_close_is_bounded_though_an_env_hangs(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
     venv = make_hanging(gate, step_timeout=None)
@@ -445,6 +447,7 @@ def test_close_is_bounded_though_an_env_hangs(gate: Gate, monkeypatch: pytest.Mo
     assert gate.notes[-1] == ("closed", 1, True)
 
 
+@pytest.mark.guarantee("G9.8")
 @FULL
 def test_a_program_ends_though_an_env_hangs(tmp_path: Any) -> None:
     program = """

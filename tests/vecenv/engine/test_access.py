@@ -294,6 +294,7 @@ class OwnSeed(CountingEnv):
 
 
 class TestSeeds:
+    @pytest.mark.guarantee("G6.1")
     @pytest.mark.parametrize(
         ("given", "returned", "seeded"),
         [
@@ -312,11 +313,22 @@ class TestSeeds:
         assert venv.get_env_attr("seeded") == seeded
         assert venv.get_env_attr("calls") == [int(seed is not None) for seed in returned]
 
+    @pytest.mark.guarantee("G6.8")
     def test_a_seeded_env_can_be_stepped(self):
         with DummyVectorEnv(counting(3), strict=True) as venv:
             assert venv.set_seed(None) is None
             venv.seed(7)
             assert venv.step([0, 0, 0])[0][:, 1:4].tolist() == [[0, 1, 7], [0, 1, 8], [0, 1, 9]]
+
+    @pytest.mark.guarantee("G6.9")
+    def test_a_reset_after_seeding_plays_the_second_episode(self):
+        with DummyVectorEnv(["CartPole-v1"] * 2) as venv:
+            venv.seed(0)
+            obs, _ = venv.reset()
+        for i, row in enumerate(obs):
+            env = gymnasium.make("CartPole-v1")
+            env.reset(seed=i)
+            assert np.array_equal(row, env.reset()[0])
 
     def test_an_envs_own_seed_method_is_used_and_is_no_reset(self):
         with DummyVectorEnv([OwnSeed, OwnSeed], strict=True) as venv:

@@ -102,6 +102,7 @@ def sent(space, batch):
 
 
 class TestConversion:
+    @pytest.mark.guarantee("G5.3")
     @pytest.mark.parametrize(("space", "batch", "want"), CONVERTED)
     def test_a_batch_has_the_dtype_and_shape_of_the_space(self, space, batch, want):
         got = sent(space, batch)
@@ -111,12 +112,14 @@ class TestConversion:
         else:
             assert all(map(equal_bits, nest.leaves(got), nest.leaves(want)))
 
+    @pytest.mark.guarantee("G5.4")
     @pytest.mark.parametrize(("space", "batch", "message"), REFUSED)
     def test_numbers_of_another_shape_are_refused(self, space, batch, message):
         """An env would often accept these numbers with a different meaning."""
         with pytest.raises(ValueError, match=message):
             sent(space, batch)
 
+    @pytest.mark.guarantee("G5.1")
     def test_they_arrive_as_numbers_and_rows_of_the_space(self):
         for space, batch, kind in (
             (DISCRETE, [4, 5, 6], ("int64", "int64", ())),
@@ -129,6 +132,7 @@ class TestConversion:
                 venv.step(batch[1:], [2, 0], reset=[2])
                 assert venv.call("kinds") == [[kind] * 2, [kind], [kind]]
 
+    @pytest.mark.guarantee("G5.1")
     @pytest.mark.parametrize("make", [DummyVectorEnv, NEAR_ON_RAY, *WITH_TWO_WORKERS], ids=lambda make: make.__name__)
     def test_a_tuple_of_batches_is_an_action_of_a_tuple_space(self, make):
         batch, one = (INTS[:2], INTS[1:]), [(0, 1), (1, 2)]
@@ -138,6 +142,7 @@ class TestConversion:
             venv.step(nest.map(lambda part: part[1:], batch), [1])
             assert venv.get_env_attr("actions") == [[one[0]], [one[1]] * 2]
 
+    @pytest.mark.guarantee("G5.2")
     def test_actions_of_a_tuple_space_with_a_text_are_a_list(self):
         with DummyVectorEnv([lambda: Records(spaces.Tuple([DISCRETE, spaces.Text(5)]))] * 2) as venv:
             venv.reset()
@@ -171,6 +176,7 @@ class TestConversion:
                 kinds = {part.dtype.name for part in nest.leaves(action) if not isinstance(part, str)}
                 assert kinds <= {"float32", "int64"}
 
+    @pytest.mark.guarantee("G5.5")
     def test_check_actions_looks_at_the_value_not_at_the_type(self):
         with DummyVectorEnv([lambda: Records(BOX)] * N, check_actions=True) as venv:
             venv.reset()

@@ -26,6 +26,7 @@ def ids_of(result):
 
 
 class TestWaitNum:
+    @pytest.mark.guarantee("G2.7")
     def test_answers_that_are_there_are_not_waited_for(self, remote_backend, monkeypatch):
         """The answers arrived during an earlier wait, so the caller must read them before it yields the CPU."""
         with remote_backend(counting(4), wait_num=1, num_workers=2) as venv:
@@ -36,11 +37,13 @@ class TestWaitNum:
             monkeypatch.setattr(os, "sched_yield", lambda: pytest.fail("waits for what is there"))
             assert ids_of(venv.recv()) == [0, 2]
 
+    @pytest.mark.guarantee("G2.3")
     def test_every_env_is_returned_once_on_dummy(self):
         """All sent envs are done, because one process runs all."""
         with DummyVectorEnv(counting(5), wait_num=1) as venv:
             venv.reset()
             assert ids_of(venv.step([0] * 5)) == [0, 1, 2, 3, 4]
+            assert ids_of(venv.step([0] * 3, [3, 0, 2])) == [0, 2, 3]
 
     def test_custom_workers_are_waited_for_by_their_own_wait(self):
         asked = []
@@ -72,9 +75,11 @@ class TestWaitNum:
 
 
 class TestResetsInAsyncMode:
-    def test_envs_reset_at_the_same_time(self, remote_backend):
+    @pytest.mark.guarantee("G2.5")
+    @pytest.mark.parametrize("options", [{}, {"wait_num": 1}, {"timeout": 1e-3}], ids=repr)
+    def test_envs_reset_at_the_same_time(self, remote_backend, options):
         """All envs reach their gates before a gate opens, so no env waits for a different env."""
-        with Gates(4) as gates, remote_backend(gates.env_fns, num_workers=4) as venv:
+        with Gates(4) as gates, remote_backend(gates.env_fns, num_workers=4, **options) as venv:
 
             def let_through():
                 for i in range(4):
@@ -118,6 +123,7 @@ class TestReadiness:
             assert venv.waiting_id == [1]
             assert ids_of(venv.recv()) == [1]
 
+    @pytest.mark.guarantee("G2.6")
     def test_an_env_that_is_stepping_is_left_alone_and_so_are_the_others(self, stepping):
         text = (
             "Cannot interact with environment 1 which is stepping now: env 1 is still stepping; wait for it with "

@@ -85,6 +85,7 @@ def test_ends_of_episodes_without_infos_pickle_nothing(monkeypatch):
         assert loaded == []
 
 
+@pytest.mark.guarantee("G7.4")
 @pytest.mark.parametrize("backend", [DummyVectorEnv, ThreadVectorEnv, SubprocVectorEnv, ShmemVectorEnv])
 def test_an_env_is_reset_with_its_seed_in_the_round_of_its_last_step(backend):
     seeds, ended = np.array([7, 8, -1]), set()
@@ -105,6 +106,7 @@ def test_an_env_is_reset_with_its_seed_in_the_round_of_its_last_step(backend):
     assert ended == {0, 1, 2}
 
 
+@pytest.mark.guarantee("G7.5")
 @pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
 def test_autoreset_takes_seeds_in_every_form_and_says_no_in_three(backend):
     seeds = [7, 8, -1]

@@ -229,6 +229,7 @@ def venv():
 
 
 class TestCalls:
+    @pytest.mark.guarantee("G2.9")
     @pytest.mark.parametrize("name", CALLS)
     def test_a_rejected_call_does_nothing(self, venv, name):
         call, error, text = CALLS[name]
@@ -244,6 +245,7 @@ class TestCalls:
         assert obs[:, 2].tolist() == [t + 1 for t in before[1]]
         assert obs[:, 4].tolist() == [4, 5, 6]
 
+    @pytest.mark.guarantee("G7.3")
     def test_strict_refuses_steps_without_a_reset(self):
         with DummyVectorEnv(counting(N, length=1), strict=True) as venv:
             with pytest.raises(
@@ -334,6 +336,7 @@ ALLOWED = {
 
 
 class TestEnvsThatBreakTheApi:
+    @pytest.mark.guarantee("G1.2", "G3.7")
     @pytest.mark.parametrize("name", [*STEPS, *RESETS])
     def test_each_is_a_failure_of_that_env(self, name):
         op = "step" if name in STEPS else "reset"
@@ -390,6 +393,7 @@ class TestEnvsThatBreakTheApi:
             with pytest.raises(TypeError, match="make_world"):
                 venv.reset()
 
+    @pytest.mark.guarantee("G3.5")
     @pytest.mark.parametrize("name", ["observation_space", "action_space"])
     @pytest.mark.parametrize("make", [DummyVectorEnv, SyncVectorEnv, custom, *full([ShmemVectorEnv])])
     def test_spaces_of_another_package_are_refused(self, make, name):

@@ -4,15 +4,20 @@
 """
 
 import copy
+import gc
 import pickle
 import threading
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 
 from tests.support.cases import Records, counting
-from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv
+from tests.support.faulty import counters
+from tests.support.ledger import gone, pids, wait_until
+from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.testing.model import ReferenceEnvs
 
@@ -20,6 +25,7 @@ N = 4
 
 
 class TestRounds:
+    @pytest.mark.guarantee("G2.1", "G2.2")
     def test_every_call_takes_ids_in_any_form_and_by_both_names(self):
         with DummyVectorEnv(counting(N)) as venv:
             for ids, meant in ((2, [2]), ((3, 0), [3, 0]), ([True, False, False, True], [0, 3]), (None, [0, 1, 2, 3])):
@@ -29,6 +35,7 @@ class TestRounds:
                     assert [row["env_id"] for row in info] == meant
                 assert venv.get_env_attr("env_id", ids) == venv.call("env_id", id=ids) == meant
 
+    @pytest.mark.guarantee("G6.2", "G7.1", "G7.2")
     def test_resets_among_steps_as_masks_and_alone(self):
         reference = ReferenceEnvs(N)
         mask, none = np.array([True, False, False, False]), np.zeros(N, np.bool_)
@@ -65,6 +72,7 @@ class TestRounds:
             want = [reference.step(i, 0) for i in range(N)]
             reference.compare(range(N), venv.step([0] * N, reset=none, options={"t": 1}), want)
 
+    @pytest.mark.guarantee("G7.2")
     def test_actions_of_envs_that_are_reset_are_ignored(self):
         with DummyVectorEnv(counting(2), check_actions=True) as venv:
             venv.reset()
@@ -78,6 +86,7 @@ class TestRounds:
 
 
 class TestResults:
+    @pytest.mark.guarantee("G4.2")
     def test_views_on_request_are_valid_until_the_next_call(self):
         with DummyVectorEnv(counting(2), copy=False) as venv:
             first, _ = venv.reset()
@@ -87,10 +96,12 @@ class TestResults:
             assert second[:, 2].tolist() == [1, 1]
             assert not np.shares_memory(venv.step([0], [1])[0], second)
 
+    @pytest.mark.guarantee("G3.2")
     def test_without_stack_obs_arrays_are_stacked_nevertheless(self):
         with DummyVectorEnv(counting(2), stack_obs=False) as venv:
             assert (venv.reset()[0].shape, venv.step([0, 0])[0].dtype) == ((2, 5), np.int64)
 
+    @pytest.mark.guarantee("G3.2")
     def test_unstacked_observations_are_one_dict_an_env(self):
         reference = ReferenceEnvs(2, form="dict")
         with DummyVectorEnv(reference.env_fns, stack_obs=False) as venv:
@@ -158,6 +169,7 @@ class TestLife:
             with pytest.raises(ClosedError, match=r"Methods of DummyVectorEnv cannot be called after close\."):
                 call()
 
+    @pytest.mark.guarantee("G9.4")
     def test_a_with_statement_closes_also_after_an_error(self):
         with pytest.raises(ZeroDivisionError), DummyVectorEnv(counting(2)) as venv:
             1 / 0  # noqa: B018
@@ -167,3 +179,24 @@ class TestLife:
     def test_pickling_and_copying_are_refused(self, duplicate):
         with DummyVectorEnv(counting(2)) as venv, pytest.raises(TypeError, match="cannot be pickled or copied"):
             duplicate(venv)
+
+    @pytest.mark.guarantee("G9.2")
+    @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="context switches are read from /proc")
+    @pytest.mark.parametrize("make", [ShmemVectorEnv, SubprocVectorEnv])
+    def test_workers_without_work_sleep(self, make):
+        with make(counters(2), num_workers=2) as venv:
+            venv.reset()
+            venv.step([0, 0])
+            workers = [psutil.Process(pid) for pid in pids(venv)]
+            wait_until(lambda: all(worker.status() == psutil.STATUS_SLEEPING for worker in workers))
+            before = [worker.num_ctx_switches() for worker in workers]
+            sum(range(10**7))  # some time passes
+            assert [worker.num_ctx_switches() for worker in workers] == before
+
+    @pytest.mark.guarantee("G9.4")
+    def test_a_vector_env_without_references_is_closed(self):
+        venv = ShmemVectorEnv(counters(2), num_workers=2)
+        workers = pids(venv)
+        with pytest.warns(ResourceWarning, match="unclosed ShmemVectorEnv"):
+            venv = gc.collect()
+        assert all(gone(pid) for pid in workers)

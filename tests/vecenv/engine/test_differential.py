@@ -36,6 +36,7 @@ def assert_same_log(make, name, seed, length):
             assert left == right, f"operation {turn} of seed {seed} differs on {venv!r}"
 
 
+@pytest.mark.guarantee("G6.4")
 @pytest.mark.parametrize("name", ["misfits", "rich"])
 @pytest.mark.parametrize("make", [*WITH_TWO_WORKERS, NEAR_ON_RAY], ids=lambda make: make.__name__)
 def test_a_program_has_one_log_on_every_backend(make, name):
@@ -121,6 +122,7 @@ def random_rounds(venv, gates, reference, rng, turns=40):
     return waiting
 
 
+@pytest.mark.guarantee("G1.1")
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", TAXI, "Blackjack-v1"])
 def test_real_envs_do_what_gymnasium_sync_vector_env_does(env_id):
     env_fns, done = [lambda: gymnasium.make(env_id, max_episode_steps=25)] * 3, np.zeros(3, np.bool_)

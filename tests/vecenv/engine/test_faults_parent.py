@@ -49,6 +49,7 @@ def driver(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.guarantee("G9.5")
 @pytest.mark.parametrize(
     ("context", "names", "number"),
     [

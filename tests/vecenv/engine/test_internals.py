@@ -158,6 +158,7 @@ def received(channel):
     return list(iter(channel.take, None))
 
 
+@pytest.mark.guarantee("G4.6")
 def test_copies_of_infos_are_apart_from_the_env_and_own_classes_are_shared():
     array, shared = np.zeros(1), OrderedDict(x=np.zeros(1))
     graph = spaces.GraphInstance(array, None, None)

@@ -64,6 +64,7 @@ def instants(tier: str, call: str) -> Iterator[int]:
         n += 1 if tier == "all" else int(rng.integers(1, 120))
 
 
+@pytest.mark.guarantee("G8.17")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("backend", [*BACKENDS, CoroutineVectorEnv], ids=lambda backend: backend.__name__)
 @pytest.mark.parametrize("tier", ["some", pytest.param("all", marks=[pytest.mark.full, pytest.mark.timeout(600)])])

@@ -11,11 +11,13 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import resource_tracker, util
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium.vector import AutoresetMode
 
@@ -24,7 +26,12 @@ import vecenv.engine.lifetime
 from tests.support.backends import BACKENDS, ON_RAY, PROCESS_BACKENDS, and_ray, on_this_node, one_of
 from tests.support.cases import custom
 from tests.support.commands import CommandVectorEnv
-from tests.support.ctrl_c import interrupt_at_random, interrupted, interrupting
+from tests.support.ctrl_c import (
+    interrupt_at_random,
+    interrupt_in_request_to_forkserver,
+    interrupted,
+    interrupting,
+)
 from tests.support.faulty import Counter, DiesOnReset, HangsInInit, HangsOnStep, RaisesElsewhere, counters
 from tests.support.ledger import CLOSED, STARTED, gone, kill, pids, wait_until
 from tests.support.local_ray import FAR, NEAR
@@ -34,6 +41,7 @@ from vecenv import (
     InterruptedCallError,
     RayVectorEnv,
     RowWiseWrapper,
+    ShmemVectorEnv,
     VectorEnvError,
     WorkerDiedError,
     from_gymnasium,
@@ -65,6 +73,7 @@ def usable(venv: Any) -> None:
     assert (venv.waiting_id, venv.failed_id) == ([], [])
 
 
+@pytest.mark.guarantee("G8.17")
 def test_after_an_interrupt_in_the_engine_a_reset_makes_all_usable(backend: Any) -> None:
     calls: dict[str, Callable[[], Any]] = {
         "step": lambda: venv.step(ACTIONS),
@@ -131,6 +140,7 @@ def refused(venv: Any) -> None:
             call()
 
 
+@pytest.mark.guarantee("G8.14")
 @pytest.mark.parametrize("call", ["step", "partial", "recv", "reset", "call"])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_after_an_interrupted_call_all_calls_but_a_reset_of_all_envs_are_refused(call: str, wrapped: bool) -> None:
@@ -155,6 +165,7 @@ def test_after_an_interrupted_call_all_calls_but_a_reset_of_all_envs_are_refused
             usable(envs)
 
 
+@pytest.mark.guarantee("G8.14")
 def test_a_signal_handler_that_raises_any_exception_interrupts() -> None:
     class Late(Exception):
         pass
@@ -188,6 +199,7 @@ def test_the_recovery_of_an_engine_makes_resets_of_some_envs_possible(on_error: 
         assert venv.step([0] * 3)[0][:, 2].tolist() == [1, 1, 1]
 
 
+@pytest.mark.guarantee("G8.16")
 def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
     remote_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -206,6 +218,7 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
         assert venv.stats()["restarts"] == 1  # of the worker with env 1
 
 
+@pytest.mark.guarantee("G8.15")
 def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(remote_backend: Any) -> None:
     with remote_backend(counters(3), wait_num=1) as venv:
         venv.reset()
@@ -229,6 +242,14 @@ def test_an_interrupted_constructor_leaves_no_worker(
     assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
 
 
+def test_an_interrupt_while_a_worker_is_spawned_leaves_no_worker() -> None:
+    resource_tracker.ensure_running()
+    before = psutil.Process().children()
+    with interrupting(util, "spawnv_passfds"):
+        ShmemVectorEnv(counters(1), context="spawn")
+    assert not set(psutil.Process().children()) - set(before)
+
+
 def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one(remote_backend: Any) -> None:
     with remote_backend(counters(1), **on_this_node(remote_backend)) as venv:
         venv.reset()
@@ -240,6 +261,43 @@ def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one
             assert not pool.workers[0].alive
             venv.reset()
             assert venv.step([0])[0][:, 2].tolist() == [1]
+
+
+@pytest.mark.guarantee("G8.20")
+def test_an_interrupt_between_send_and_recv_discards_nothing() -> None:
+    with ShmemVectorEnv(counters(2), num_workers=2) as venv:
+        venv.reset()
+        venv.send([3, 4])
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert venv.waiting_id == [0, 1]
+        assert venv.recv()[0][:, 2:].tolist() == [[1, 3], [1, 4]]
+
+
+def end_program(*_: Any) -> None:
+    raise SystemExit
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("cause", ["restart", "recycling"])
+def test_an_interrupt_while_the_forkserver_is_asked_for_a_worker_ends_no_other_worker(cause: str, number: int) -> None:
+    """The forkserver would end all workers with it."""
+    before = signal.signal(signal.SIGTERM, end_program)
+    options = {"recycle_after": 1} if cause == "recycling" else {}
+    try:
+        with ShmemVectorEnv(counters(2)) as other, ShmemVectorEnv(counters(2), num_workers=2, **options) as venv:
+            first, both = pids(other), np.ones(2, bool)
+            venv.reset()
+            if cause == "restart":
+                kill(pids(venv)[0])
+            rounds = (venv.step([0, 0], reset=both) for _ in range(10_000))
+            with pytest.raises((KeyboardInterrupt, SystemExit)), interrupt_in_request_to_forkserver(number):
+                list(rounds)
+            usable(venv)
+            other.reset()
+            assert pids(other) == first
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("moment", ["restart", "send"])

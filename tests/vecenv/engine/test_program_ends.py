@@ -87,6 +87,7 @@ def original(name: str, end: str) -> tuple[int, str, list[str]]:
     return run(ORIGINALS[name], end)
 
 
+@pytest.mark.guarantee("G9.7")
 @pytest.mark.parametrize(
     ("name", "end"),
     [pytest.param(name, end, marks=() if (name, end) in QUICK else FULL) for name in VECTOR_ENVS for end in ENDS],
@@ -107,6 +108,7 @@ def test_collectors_leave_envs_of_this_process_open(name: str, begin: str) -> No
     assert run(COLLECTORS[name], begin=begin) == (0, LAST_LINES + DELETED, [])
 
 
+@pytest.mark.guarantee("G9.6")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=FULL) for name in REMOTE])
 def test_workers_close_their_envs_before_the_library_ends(name: str) -> None:
     begin = "batch = next(iter(envs))" if "Collector" in REMOTE[name] else "envs.reset()"
@@ -114,12 +116,14 @@ def test_workers_close_their_envs_before_the_library_ends(name: str) -> None:
     assert (code, output.removesuffix(DELETED), errors) == (0, LAST_LINES, [])  # "auto" may choose this process
 
 
+@pytest.mark.guarantee("G9.9")
 @pytest.mark.parametrize("end", ["end", pytest.param("exception", marks=FULL)])
 def test_custom_workers_are_closed_because_they_may_own_processes(end: str) -> None:
     code, output, _ = run("vecenv.BaseVectorEnv([LateEnv] * 2, Worker)", end)
     assert (code, output) == (EXIT_CODES[end], LAST_LINES + "killed -9\n" * 2 + DELETED)
 
 
+@pytest.mark.guarantee("G9.8")
 def test_a_thread_finishes_its_step_before_python_ends() -> None:
     """If not, Python may crash: MuJoCo's `mj_step`, for example, segfaults when it returns."""
     begin = """

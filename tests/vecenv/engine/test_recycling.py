@@ -44,6 +44,7 @@ def until(venv: Any, produced: Iterator[Any], recycled: int) -> list[Any]:
     return found + [next(produced) for _ in range(30)]
 
 
+@pytest.mark.guarantee("G8.13")
 @pytest.mark.parametrize("advance", [by_autoreset, by_reset, *full([by_seeded_autoreset, by_mask])])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_episodes_are_those_of_envs_that_are_never_replaced(kind: Any, advance: Any) -> None:
@@ -154,6 +155,18 @@ def test_without_memory_a_worker_of_several_envs_is_replaced_when_all_are_reset(
             assert plain(venv.step([0] * N)) == plain(other.step([0] * N))
 
 
+def test_a_worker_that_waits_for_a_reset_of_all_its_envs_is_replaced_earlier_if_memory_is_free_again(
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.setattr(recycling, "RETRY", 0.0)
+    answers = iter([0])
+    monkeypatch.setattr(recycling, "available_memory", lambda: next(answers, None))
+    with ShmemVectorEnv([Leaky] * N, num_workers=2, recycle_after=1) as venv:
+        got = until(venv, rows(venv, by_autoreset), 1)
+    assert next(answers, None) is None, "memory was not asked for"
+    assert got == undisturbed(by_autoreset, len(got))
+
+
 def test_a_new_worker_that_cannot_start_is_no_loss(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(recycling, "RETRY", 0.0)
     stop = tmp_path / "stop"
@@ -176,6 +189,7 @@ def test_a_new_worker_that_cannot_start_is_no_loss(tmp_path: Any, monkeypatch: A
     assert got == undisturbed(by_autoreset, len(got))
 
 
+@pytest.mark.guarantee("G8.5", "G8.11")
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("on_error", ["raise", "restart"])

@@ -76,6 +76,7 @@ def seen(space, *scripts, steps=2, make=DummyVectorEnv, **options):
         return [venv.reset()[0], *(venv.step([0] * len(scripts))[0] for _ in range(steps))]
 
 
+@pytest.mark.guarantee("G3.1")
 @pytest.mark.parametrize(
     "make", [DummyVectorEnv, custom, *WITH_TWO_WORKERS, NEAR_ON_RAY], ids=lambda make: make.__name__
 )
@@ -177,6 +178,7 @@ class TestEnvsThatDiffer:
 
 
 class TestRewards:
+    @pytest.mark.guarantee("G3.6")
     @pytest.mark.parametrize(
         ("rewards", "want"),
         [
@@ -191,6 +193,7 @@ class TestRewards:
             for one in want:
                 assert equal_bits(venv.step([0, 0])[1], np.array([one, one], float))
 
+    @pytest.mark.guarantee("G3.7")
     @pytest.mark.parametrize("make", [sharing(ThreadVectorEnv, k) for k in (1, 2)], ids=lambda make: make.__name__)
     @pytest.mark.parametrize("wrong", [-7, 0, [1, 2, 3]], ids=str)
     def test_an_env_whose_rewards_have_another_shape_fails_alone(self, wrong, make):
@@ -276,6 +279,7 @@ def as_lists(obs):
     return [first, {"x": list(second["x"])}, np.array(third)]
 
 
+@pytest.mark.guarantee("G3.4")
 @pytest.mark.parametrize("make", [DummyVectorEnv, *WITH_TWO_WORKERS])
 def test_lists_are_elements_of_tuple_spaces(make):
     tuples = samples(LISTS, 8)
@@ -285,6 +289,7 @@ def test_lists_are_elements_of_tuple_spaces(make):
         assert data_equivalence(rows, want, exact=True)
 
 
+@pytest.mark.guarantee("G3.3")
 class TestValuesThatDoNotFit:
     @pytest.mark.parametrize(("given", "space", "want"), F1, ids=lambda value: repr(value)[:40])
     def test_they_are_cast_if_nothing_is_lost_else_an_error(self, given, space, want):

@@ -48,6 +48,7 @@ class Gated(Leaky):
         return obs, {**info, "level": self.level, "thread": self.thread}
 
 
+@pytest.mark.guarantee("G7.6")
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("spare_envs", [1, *full([9])])
 def test_with_seeds_the_rows_are_those_without_spares(kind: Any, spare_envs: int) -> None:
@@ -57,6 +58,7 @@ def test_with_seeds_the_rows_are_those_without_spares(kind: Any, spare_envs: int
     assert got == undisturbed(by_seeded_autoreset, ROUNDS)
 
 
+@pytest.mark.guarantee("G7.6")
 @pytest.mark.parametrize("advance", [by_autoreset, by_mask])
 def test_without_seeds_two_runs_are_equal(advance: Any) -> None:
     def run() -> list[Any]:

@@ -17,7 +17,7 @@ import pytest
 
 import vecenv.engine.lifetime
 from tests.support.backends import BACKENDS, PROCESS_BACKENDS, and_ray
-from tests.support.faulty import counters
+from tests.support.faulty import Counter, counters
 from tests.support.ledger import CLOSED, wait_until
 from tests.support.threads import beside
 from vecenv import (
@@ -53,6 +53,7 @@ def sleeps(venv: Any) -> None:
     wait_until(lambda: len(venv.waiting_id) == len(venv), text="no call waits")
 
 
+@pytest.mark.guarantee("G9.12")
 def test_close_ends_a_wait_of_another_thread(waiting_backend: type) -> None:
     with Gates(2, ops=["step"]) as gates:
         venv = waiting_backend(gates.env_fns, num_workers=2)
@@ -66,6 +67,7 @@ def test_close_ends_a_wait_of_another_thread(waiting_backend: type) -> None:
         assert isinstance(outcome[0], ClosedError) or len(outcome[0]) == 5  # the answers came before the close
 
 
+@pytest.mark.guarantee("G9.3")
 @pytest.mark.parametrize("by_a_signal", [False, True])
 @pytest.mark.filterwarnings("ignore:the .* of envs:RuntimeWarning")
 def test_close_is_bounded_also_where_a_call_waits_for_ever(
@@ -86,6 +88,7 @@ def test_close_is_bounded_also_where_a_call_waits_for_ever(
         gates.open(0, 1)  # threads cannot be killed
 
 
+@pytest.mark.guarantee("G9.10", "G9.12")
 def test_another_thread_may_ask_which_envs_are_alive_and_has_to_wait_for_all_else(waiting_backend: type) -> None:
     with Gates(2, ops=["step"]) as gates, waiting_backend(gates.env_fns, num_workers=2) as venv:
         venv.reset()
@@ -182,6 +185,7 @@ class StaysInAFacade(GymnasiumVectorEnv):
         return super().step_wait(timeout)
 
 
+@pytest.mark.guarantee("G9.10")
 @pytest.mark.parametrize("layer", [Stays, StaysInAFacade])
 def test_another_thread_cannot_call_a_layer_whose_call_is_outside_of_the_engine(layer: Any) -> None:
     """A wrapper or facade did not see the call, and discarded or mixed up its state."""
@@ -236,3 +240,17 @@ def test_a_call_that_another_thread_closes_raises_nothing_but_a_closed_error(bac
             time.sleep(rng.uniform(0, 0.005))  # a random instant of the rounds, not an order of events
             venv.close()
         assert [type(error) for error in outcome] == [ClosedError]
+
+
+@pytest.mark.guarantee("G9.11")
+def test_an_env_that_calls_its_own_vector_env_gets_an_error() -> None:
+    class Calls(Counter):
+        def on_step(self) -> None:
+            venv.alive()
+            venv.step([0])
+
+    for make in (DummyVectorEnv, ThreadVectorEnv):
+        with make([partial(Calls, 0)]) as venv:
+            venv.reset()
+            with pytest.raises(ConcurrentCallError):
+                venv.step([0])

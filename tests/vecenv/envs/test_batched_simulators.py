@@ -107,6 +107,7 @@ def test_tensors_stay_tensors(library: str) -> None:
             GymnasiumVectorEnv(venv)
 
 
+@pytest.mark.guarantee("G4.2")
 @libraries
 def test_results_belong_to_the_caller(library: str) -> None:
     for tensors in {False, library != "numpy"}:
@@ -160,6 +161,7 @@ def test_a_round_of_tensors_waits_for_no_device(final: str, reads: int) -> None:
         assert infos[0]["env_id"] == 0
 
 
+@pytest.mark.guarantee("G3.9")
 def test_infos_are_columns_and_dicts_are_made_when_they_are_read() -> None:
     with from_gymnasium(simulator("numpy")) as venv:
         _, infos = venv.reset()
@@ -221,6 +223,7 @@ def test_a_simulator_that_loses_the_last_observation_says_so(library: str) -> No
                         np.testing.assert_array_equal(nest.as_array(ours[-1].columns["_no_final_obs"]), over)
 
 
+@pytest.mark.guarantee("G3.10")
 @libraries
 def test_columns_of_shape_n_1_become_n(library: str) -> None:
     for tensors in {False, library != "numpy"}:

@@ -287,6 +287,7 @@ class TestPixels:
         env = GymEnv(TimeLimit(Pictures(), 9), from_pixels=True, render_kwargs={"width": 4})
         assert env.observation_space["pixels"].shape == env.reset()[0]["pixels"].shape == (2, 4, 3)
 
+    @pytest.mark.guarantee("G6.6")
     @pytest.mark.parametrize("wrap", PIXELS)
     def test_pixels_depend_only_on_the_seed_although_the_first_frame_fixes_the_camera(self, wrap):
         envs = [wrap(Filmed(length=9)) for _ in range(3)]

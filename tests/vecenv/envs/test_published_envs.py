@@ -96,6 +96,7 @@ def loop(make: Callable[[], Any], seed: int) -> list[Any]:
     return [env.step(env.action_space.sample()) for _ in range(3)]
 
 
+@pytest.mark.guarantee("G1.1")
 @pytest.mark.parametrize("make", [DummyVectorEnv, *full([ThreadVectorEnv, ShmemVectorEnv])])
 @pytest.mark.parametrize("env", [Foraging, Highway, MetaWorld, Grid])
 def test_results_are_those_of_the_env_alone(env: Any, make: Any) -> None:

@@ -44,6 +44,7 @@ def test_envs_get_what_gymnasium_hands_them_through_wrappers_too(around):
     assert got == with_gymnasium()
 
 
+@pytest.mark.guarantee("G5.6")
 def test_envs_get_what_gymnasium_hands_them(backend):
     make = functools.partial(backend, num_workers=2)
     assert arrived(lambda env_fns: GymnasiumVectorEnv(make(env_fns))) == with_gymnasium()
@@ -53,6 +54,7 @@ def test_workers_of_ones_own_get_what_gymnasium_hands_them():
     assert arrived(lambda env_fns: GymnasiumVectorEnv(custom(env_fns))) == with_gymnasium()
 
 
+@pytest.mark.guarantee("G5.7")
 @pytest.mark.parametrize("batch", [torch.ones(N, 2, dtype=torch.float64), [torch.ones(2, dtype=torch.float64)] * N])
 def test_tensors_arrive_as_arrays_of_their_own_dtype(batch):
     envs = GymnasiumVectorEnv(DummyVectorEnv([lambda: Records(spaces.Box(-9, 9, (2,), np.float32))] * N))
@@ -60,6 +62,7 @@ def test_tensors_arrive_as_arrays_of_their_own_dtype(batch):
     assert described(got) == described(np.ones(2))
 
 
+@pytest.mark.guarantee("G5.8")
 @pytest.mark.parametrize(("own", "kind"), [(SyncVectorEnv, gym.vector.SyncVectorEnv), (DummyVecEnv, SB3DummyVecEnv)])
 def test_with_tensors_envs_play_as_the_originals_do_with_arrays(own, kind):
     """Pendulum-v1 gives other last bits in the originals with tensors, because it then computes in float32 tensors."""

@@ -128,6 +128,7 @@ class TestObjectsAreShared:
         envs.close()
         return found
 
+    @pytest.mark.guarantee("G4.4")
     @in_process
     def test_with_gymnasiums_interface(self, kind):
         expected = self.played(gym.vector.SyncVectorEnv([Plays] * 2))
@@ -140,6 +141,7 @@ class TestObjectsAreShared:
         assert options == {"opponent": None}
         envs.close()
 
+    @pytest.mark.guarantee("G4.4")
     @in_process_of_sb3
     def test_with_sb3s_interface(self, kind):
         found = []
@@ -156,6 +158,7 @@ class TestObjectsAreShared:
             env.close()
         assert found[0] == found[1] == [[(3, "x")], [3, 3], True, [[], [5]]]
 
+    @pytest.mark.guarantee("G4.3")
     def test_ids_of_ours_pass_copies(self):
         model = SimpleNamespace(strength=1)
         with DummyVectorEnv([Plays] * 2) as venv:
@@ -322,6 +325,7 @@ class TestVectorEnvsOfLibraries:
 
 
 class TestInfos:
+    @pytest.mark.guarantee("G4.5")
     @in_process_of_sb3
     def test_objects_in_infos_are_copies_as_those_of_sb3(self, kind):
         found = []

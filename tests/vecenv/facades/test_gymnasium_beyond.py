@@ -4,10 +4,20 @@ import numpy as np
 import pytest
 
 from tests.support.backends import FULL
+from tests.support.cases import LocalWorker
 from tests.support.gymnasium_cases import Remembers, Reports
-from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvWrapper
+from vecenv import (
+    AsyncVectorEnv,
+    BaseVectorEnv,
+    DummyVectorEnv,
+    GymnasiumVectorEnv,
+    SyncVectorEnv,
+    TransformedVectorEnv,
+    VectorEnvWrapper,
+)
 from vecenv.arguments import next_seed, seed_chain
 from vecenv.testing import CountingEnv, ExitsOnStep
+from vecenv.transforms import TimeLimit
 
 
 class TestFinalInfoAsAList:
@@ -24,7 +34,26 @@ class TestFinalInfoAsAList:
         assert "final_obs" not in infos
 
 
+@pytest.mark.guarantee("G7.8")
+@pytest.mark.parametrize(("mode", "extra"), [("NextStep", 0), ("SameStep", 3)])
+@pytest.mark.parametrize("reason", ["", "seeds", "workers", "wrapper"])
+def test_only_same_step_mode_needs_extra_rounds_and_only_for_a_reason(mode, extra, reason):
+    make = {
+        "workers": lambda env_fns: BaseVectorEnv(env_fns, LocalWorker),
+        "wrapper": lambda env_fns: TransformedVectorEnv(DummyVectorEnv(env_fns), TimeLimit(2)),
+    }
+    venv = make.get(reason, DummyVectorEnv)([lambda: CountingEnv(0, length=2)])
+    envs = GymnasiumVectorEnv(venv, autoreset_mode=mode, seed_episodes=reason == "seeds")
+    envs.reset(seed=1)
+    before = venv.stats()["rounds"]
+    steps = [envs.step([0]) for _ in range(6)]
+    assert sum(int(step[2][0] | step[3][0]) for step in steps) == (3 if extra else 2)
+    assert venv.stats()["rounds"] == before + 6 + (extra if reason else 0)
+    envs.close()
+
+
 class TestSeedsOfEpisodes:
+    @pytest.mark.guarantee("G6.8")
     @pytest.mark.parametrize(("mode", "resets"), [("NextStep", [2, 1]), ("SameStep", [3, 2])])
     def test_every_autoreset_has_the_next_seed_of_its_env(self, mode, resets):
         env_fns = [lambda i=i: CountingEnv(i, length=2 + i) for i in range(2)]

@@ -149,6 +149,7 @@ def test_a_probability_of_one_third_is_not_rounded_to_zero():
     assert seen == {1, 0.333}
 
 
+@pytest.mark.guarantee("G7.9")
 def test_a_finished_env_is_not_stepped_unnoticed_when_autoreset_is_disabled():
     """W13"""
     envs = AsyncVectorEnv([lambda: Reports(length=1), Reports, Reports], autoreset_mode="Disabled")
@@ -218,6 +219,7 @@ def test_seeds_may_be_numbers_and_arrays_of_numpy(seed, expected):
     assert envs.get_attr("resets") == tuple([(s, {"a": 1})] for s in expected)
 
 
+@pytest.mark.guarantee("G5.1")
 @pytest.mark.parametrize("foreign", [lambda values: torch.tensor(values), Foreign], ids=["torch", "any other"])
 def test_actions_may_be_arrays_of_any_library(foreign):
     """W17"""

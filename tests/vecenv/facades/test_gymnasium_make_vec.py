@@ -36,6 +36,7 @@ def steps_to_the_end(envs):
     raise AssertionError("no episode was truncated")
 
 
+@pytest.mark.guarantee("G7.7")
 @pytest.mark.parametrize(
     ("backend", "facade", "engine"),
     [

@@ -66,6 +66,7 @@ ALL_KINDS = {
 FURTHER = {"array": MODES[:2], "dict": ["NextStep", "Disabled"], "object": MODES[:2], "Taxi": MODES[1:2]}
 
 
+@pytest.mark.guarantee("G7.7")
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
@@ -101,6 +102,7 @@ READS = {form: [functools.partial(Reads, form)] * 2 for form in Reads.forms}
 READS |= {id: [registered(id, max_episode_steps=3)] * 2 for id in (TAXI, "Blackjack-v1", "FrozenLake-v1")}
 
 
+@pytest.mark.guarantee("G7.11")
 @pytest.mark.parametrize(
     ("name", "kind", "options"),
     [
@@ -121,6 +123,7 @@ def test_last_observations_are_what_the_envs_returned(name, kind, options):
     assert len(got) >= 4
 
 
+@pytest.mark.guarantee("G7.12")
 @pytest.mark.parametrize(("around", "kind"), [(VectorEnvWrapper, int), (VectorEnvNormObs, np.float64)])
 def test_what_a_wrapper_makes_of_them_stays_what_it_is(around, kind):
     envs = GymnasiumVectorEnv(around(DummyVectorEnv(READS["discrete"])), autoreset_mode="SameStep")

@@ -55,6 +55,7 @@ def played_alike(ours, theirs, actions):
 
 
 class TestWithSB3:
+    @pytest.mark.guarantee("G7.10")
     @pytest.mark.parametrize(
         ("make", "form"),
         [
@@ -94,6 +95,7 @@ class TestWithSB3:
             assert_same(*found)
             assert kinds(found[0]) == kinds(found[1])
 
+    @pytest.mark.guarantee("G7.11")
     @pytest.mark.parametrize(
         "kind",
         one_of(
@@ -298,6 +300,7 @@ class TestVectorEnvsOfGymnasium:
         env.close()
 
 
+@pytest.mark.guarantee("G5.6")
 @pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv]))
 def test_envs_get_what_dummy_vec_env_hands_them(kind):
     ours = arrived(lambda env_fns: SB3VecEnv(kind(env_fns)), ROWS)

@@ -296,6 +296,7 @@ def test_rounds_in_and_out_of_inference_mode_go_on_from_each_other(make: Any, fi
             nest.merge(lambda pair: np.testing.assert_array_equal(*pair), [one, other])
 
 
+@pytest.mark.guarantee("G8.4")
 @forms
 def test_the_partial_of_an_error_makes_a_whole_batch(form: Any) -> None:
     fns = [*counting(1), partial(RaisesOnStep, 0, at=2), *counting(1)]

@@ -119,8 +119,16 @@ def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def seed_env(env: Any, seed: int) -> bool:
-    """Seed the action space, and the env if a layer has `seed`. Return True if a reset must seed the env."""
+    """Seed the action space, and the env if a layer has `seed`. Return True if a reset must seed the env.
+
+    Raises TypeError if `seed` is a coroutine function.
+    """
     own_seed = next(filter(callable, (getattr(layer, "seed", None) for layer in layers(env))), None)
+    if inspect.iscoroutinefunction(own_seed):
+        raise TypeError(
+            f"seed() of {env!r} is a coroutine function, which vecenv does not await: leave seed() out, and vecenv "
+            "seeds the env by reset(seed=...)"
+        )
     if own_seed is not None:
         own_seed(seed)
     action_space = getattr(env, "action_space", None)

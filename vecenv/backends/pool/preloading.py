@@ -27,6 +27,7 @@ from vecenv.backends.pool.start_methods import search_path, start_process
 from vecenv.backends.worker.preloaded_server import AUTHKEY_BYTES, ImportReport, serve
 from vecenv.backends.worker.reporting import Reporting
 from vecenv.backends.worker.worker_setup import running_files
+from vecenv.ctrl_c import sigint_deferred
 from vecenv.portability import signals_at_end_of_starter
 
 LONGEST_POLL = 1e6
@@ -61,7 +62,8 @@ class PreloadedServer(forkserver.ForkServer):
                 fds = [Descriptor(fd) for fd in (listener.fileno(), alive_r, report_w)]
                 reporting = Reporting.of_this_process()
                 args = (*fds, self._forkserver_authkey, environ, names, running_files(), reporting)
-                self.process = start_process("forkserver", serve, args, "vecenv-preloaded")
+                with sigint_deferred():
+                    self.process = start_process("forkserver", serve, args, "vecenv-preloaded")
             os.close(report_w)
             report_w = -1
             self.report = self._read_report(report_r, names, timeout)

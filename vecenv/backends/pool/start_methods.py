@@ -61,6 +61,7 @@ def start_process(
 ) -> process.BaseProcess:
     """Start a process that runs `target(*args)`. Returns when the process exists, possibly before it runs.
 
+    The caller holds `sigint_deferred`, because an interrupted start would leave a process without a handle.
     `server`: `PreloadedServer` that forks the process. If `None` or ended, the plain forkserver forks the process.
     """
     popen: Any = {"fork": popen_fork.Popen, "forkserver": partial(_ForkServerPopen, server), "spawn": _SpawnPopen}
@@ -69,6 +70,7 @@ def start_process(
     worker._start_method = method
     if method != "fork":
         resource_tracker.ensure_running()  # before SIGINT is blocked below, because this call unblocks SIGINT
+    # The new process inherits the mask. It must not see SIGINT before it has set its own handler.
     with _start_lock, _one_blas_thread(), _sigint_blocked():
         # `start()` raises in a daemonic process. It would also make multiprocessing end or join the worker at exit,
         # even in forked copies of this process.

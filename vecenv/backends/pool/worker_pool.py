@@ -41,6 +41,7 @@ from vecenv.backends.worker.worker_setup import (
     registered_envs,
     running_files,
 )
+from vecenv.ctrl_c import sigint_deferred
 from vecenv.errors import WorkerTimeoutError
 from vecenv.seeds import worker_seeds
 
@@ -212,9 +213,10 @@ class WorkerPool(ABC):
             transport=self._owner.worker_args(worker),
             imports=running_files(self.forked),
         )
-        worker.launch(self, args)
-        for fd in worker.fds():
-            self.watch(fd, worker)
+        with sigint_deferred():  # an interrupt in between would leave a process that nobody ends
+            worker.launch(self, args)
+            for fd in worker.fds():
+                self.watch(fd, worker)
 
     def _await_ready(self, workers: Sequence[WorkerHandle], hints: bool) -> None:
         deadline = time.monotonic() + self.start_timeout

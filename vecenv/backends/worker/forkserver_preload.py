@@ -1,18 +1,23 @@
 """Module that the forkserver imports. When the forkserver ends, it kills the process groups of its workers.
 
-The forkserver ends with the parent, but a worker that is stuck in native code cannot end itself.
+The forkserver ends with the parent, but a worker that is stuck in native code cannot end itself. A parent that is
+interrupted in a request does not end the forkserver.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import os
 import signal
 import sys
+from multiprocessing import reduction
+from typing import Any
 
 _fork = os.fork
+_recvfds: Any = reduction.recvfds
 _workers: set[int] = set()
 
 
@@ -21,13 +26,26 @@ def _noted_fork() -> int:
     if pid:
         _workers.add(pid)
     else:
-        os.fork = _fork
+        os.fork, vars(reduction)["recvfds"] = _fork, _recvfds
         _workers.clear()
     return pid
 
 
+def _recvfds_of_request(*args: Any) -> Any:
+    """Receive the descriptors of a request. Raise the error that the forkserver ignores if there are none.
+
+    Without this, a parent that an exception interrupts before it sends them would end the forkserver. Python 3.14
+    ignores EOFError too.
+    """
+    try:
+        return _recvfds(*args)
+    except EOFError:
+        raise ConnectionAbortedError(errno.ECONNABORTED, "an interrupted request") from None
+
+
 def record_forks() -> None:
-    os.fork = _noted_fork
+    """Record the workers that this process forks, and survive interrupted requests. Its children do neither."""
+    os.fork, vars(reduction)["recvfds"] = _noted_fork, _recvfds_of_request
 
 
 def kill_workers() -> None:
