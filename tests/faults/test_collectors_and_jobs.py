@@ -31,6 +31,12 @@ QUICK = [
 EPISODES = 6
 
 
+def marks_of(row: Row, kind: str) -> Any:
+    if (kind, row.fault) in QUICK:
+        return []
+    return FULL if row.fault in ("raise", "SIGKILL", "wrong dtype") else pytest.mark.slow
+
+
 def cases(part: str) -> Any:
     return pytest.mark.parametrize(
         ("row", "kind"),
@@ -39,7 +45,7 @@ def cases(part: str) -> Any:
                 row,
                 kind,
                 id=f"{kind}-{row.place}-{row.fault}".replace(" ", "-"),
-                marks=[] if (kind, row.fault) in QUICK else FULL,
+                marks=marks_of(row, kind),
             )
             for row in rows_of(part)
             for kind in row.on

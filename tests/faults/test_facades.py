@@ -28,8 +28,16 @@ KINDS: dict[str, Any] = {
     "sb3-dummy": lambda fns: SB3VecEnv(DummyVectorEnv(fns)),
 }
 QUICK = [("next-step", "SIGKILL"), ("sb3", "SIGKILL"), ("gymnasium-dummy", "raise"), ("sb3-dummy", "raise")]
+
+
+def marks_of(row: Row, kind: str) -> Any:
+    if (kind, row.fault) in QUICK:
+        return []
+    return FULL if row.fault in ("raise", "SIGKILL", "wrong dtype") else pytest.mark.slow
+
+
 CASES = [
-    pytest.param(row, kind, id=f"{kind}-{row.place}-{row.fault}", marks=[] if (kind, row.fault) in QUICK else FULL)
+    pytest.param(row, kind, id=f"{kind}-{row.place}-{row.fault}", marks=marks_of(row, kind))
     for row in rows_of("Vector envs of gymnasium and SB3")
     for kind in row.on
 ]

@@ -15,6 +15,7 @@ from tests.support.commands import CommandVectorEnv
 from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.fault_rows import Row, rows_of
 from tests.support.faults import Faulty
+from tests.support.faulty import ENDS
 from tests.support.ledger import CLOSED, SEEN, Column, Ledger, N, gone, kill, pids, said
 from tests.support.local_ray import FAR, NEAR
 from tests.support.oddities import Unpicklable
@@ -49,6 +50,8 @@ ON_ANOTHER_NODE = {
     "hold_interpreter_lock": "not read from another machine",
 }
 """Texts of errors that come from an actor on another node, of which vecenv knows less."""
+ALONE = ("raise", "wrong dtype", "unpicklable error", "SIGKILL", "hang in Python")
+"""Faults of each kind of error, for backends that share the code of others."""
 HANGS_IN_QUICK = ("thread", "shmem")
 STEP_TIMEOUT, START_TIMEOUT = 1.0, 2.0
 
@@ -65,6 +68,8 @@ def marks_of(row: Row, column: str) -> list[Any]:
         or (column == "subproc" and row.mend == "restart" and row.place != "step")
         or (row.fault.startswith("hang") and (column not in HANGS_IN_QUICK or row.place == "close"))
     )
+    if column in ("command", "async", "coroutines") and (row.place != "step" or row.fault not in ALONE):
+        return [pytest.mark.slow]
     return [FULL] if is_further else []
 
 
@@ -249,7 +254,11 @@ RESTARTS = [
     for row in rows_of("Vector envs")
     for column in row.on
     if row.error and row.place in ("step", "reset") and column != "ray"
-    for mark in [[] if column == "dummy" or (column, row.fault) == ("shmem", "SIGKILL") else [FULL]]
+    for mark in [
+        []
+        if column == "dummy" or (column, row.fault) == ("shmem", "SIGKILL")
+        else [FULL if column in ("shmem", "subproc") and row.fault in ALONE else pytest.mark.slow]
+    ]
 ]
 
 
