@@ -1,4 +1,4 @@
-"""Tables of pages, from the files in `docs/tables`: `surprises.toml` and `packages.toml`."""
+"""Tables of pages, from the files in `docs/tables`: `surprises.toml`, `packages.toml` and `faults.toml`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,55 @@ STATUSES = {
     "one": "one env per process",
     "adapter": "needs an adapter",
     "fails": "no env",
+}
+FAULTS = {
+    "raise": "raises an exception",
+    "too much memory": "allocates too much memory",
+    "sys.exit": "calls `sys.exit`",
+    "wrong shape": "returns an observation of another shape",
+    "wrong dtype": "returns an observation of another dtype",
+    "unpicklable error": "raises an exception that cannot be pickled",
+    "unpicklable result": "returns an object that cannot be pickled",
+    "pickle raises": "returns an object that raises when it is pickled",
+    "pickle exits": "returns an object that exits when it is pickled",
+    "unpickle raises": "returns an object that raises when it is unpickled",
+    "unpickle exits": "returns an object that exits when it is unpickled",
+    "exit": "calls `os._exit`",
+    "SIGKILL": "is killed",
+    "SIGSEGV": "crashes in C",
+    **dict.fromkeys(("SIGTERM", "SIGBUS", "SIGABRT", "signal 40"), "ends by another signal"),
+    **dict.fromkeys(("code 0", "code 255"), "exits with another code"),
+    "closed descriptors": "closes the file descriptors of its process",
+    "hang in Python": "hangs in Python",
+    "hang in C": "hangs in C and holds the interpreter lock",
+}
+PLACES = {"construct": "constructor", "idle": "between two calls"}
+HOSTS = {
+    "all": "all",
+    "here": "Dummy, threads",
+    "workers": "workers",
+    "workers, threads": "workers, threads",
+    "threads": "threads",
+    "subproc": "Subproc",
+}
+OWN_ERRORS = {"": "none", "ValueError": "the env's exception", "HoldsLock": "the env's exception"}
+OTHERS = {
+    "rows": "complete: `error.partial`",
+    "lost": "lost if in the same worker, else complete: `error.partial`",
+    "unchanged": "unchanged",
+    "closed": "closed",
+    "killed": "not closed if in the same worker",
+    "batch": "begin new episodes, as the batch is discarded",
+    "episodes": "keep their episodes",
+    "folder": "no folder is made",
+}
+MENDS = {
+    "reset": "reset the env",
+    "restart": "reset the lost envs: a new worker starts",
+    "nothing": "nothing",
+    "code": "correct the env",
+    "batch": "collect the next batch",
+    "retry": "nothing: the job repeats the episode",
 }
 
 
@@ -53,6 +102,24 @@ def packages() -> Iterator[str]:
         yield from table(("package", "version", "env", "with vecenv"), cells, "20 10 38 32")
 
 
+def faults() -> Iterator[str]:
+    """Yield a section per layer. Faults with the same outcome share a row."""
+    for part in read("faults")["part"]:
+        yield from (f"### {part['title']}", "")
+        rows: dict[tuple[str, ...], list[str]] = {}
+        for row in part["rows"]:
+            place = ", ".join(PLACES.get(each, f"`{each}`") for each in row["place"])
+            host = HOSTS.get(row["on"], "workers" if row["on"].endswith("workers") else "all")
+            host += f" except {' and '.join(each.capitalize() for each in row['but'])}" if "but" in row else ""
+            error = "a warning" if row["error"] == "warning" else f"`{row['error']}`"
+            error = OWN_ERRORS.get(row["error"], error)
+            outcome = place, host, error, OTHERS[row["others"]], MENDS[row["mend"]]
+            rows.setdefault(outcome, []).extend(FAULTS[each] for each in row["fault"])
+        cells = (("; ".join(dict.fromkeys(names)), *outcome) for outcome, names in rows.items())
+        heads = "the env", "in", "backend", "error", "the other envs", "what to do"
+        yield from table(heads, cells, "24 14 12 16 19 15")
+
+
 def env(row: dict[str, Any]) -> str:
     """Return the line that makes an env, or the import."""
     if row["status"] in ("adapter", "fails"):
@@ -66,7 +133,7 @@ def result(row: dict[str, Any]) -> str:
 
 
 def fill(app: Sphinx, docname: str, source: list[str]) -> None:
-    for name, lines in (("surprises", surprises), ("packages", packages)):
+    for name, lines in (("surprises", surprises), ("packages", packages), ("faults", faults)):
         block = f"```{{{name}}}\n```\n"
         if block in source[0]:
             app.env.note_dependency(str(DATA / f"{name}.toml"))

@@ -146,6 +146,13 @@ def test_each_env_lives_as_in_a_hand_written_loop(backend: Any, flight: dict[str
         assert_equal(steps, {name: rows[env, :count] for name, rows in expected.items()})
 
 
+def test_envs_step_with_their_own_actions_beside_envs_that_are_reset() -> None:
+    venv = DummyVectorEnv(countdowns(3, 4, 5))
+    with AsyncDataCollector(venv, lambda obs: obs[:, 1] % 3, frames_per_batch=60, groups=1) as collector:
+        batch = collector.rollout()
+    np.testing.assert_array_equal(batch.reward, batch.step_count % 3)
+
+
 def test_two_runs_with_groups_are_the_same_to_the_bit() -> None:
     """A policy with one random stream gives the same batches too, because groups take turns in a fixed order."""
 

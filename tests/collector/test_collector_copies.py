@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from collector import AsyncDataCollector, EpisodeSeeds, MLPPolicy, RandomPolicy, SyncDataCollector
 from collector.batch.rollout import FlatRollout
-from tests.support.collector_envs import backends, zeros
+from tests.support.collector_envs import backends, countdowns, zeros
 from tests.support.countdown import BreaksOnce, Countdown, DictObs, PaysTwo, Tells
 from tests.support.devices import ACCELERATOR, needs_accelerator
 from tests.support.memory import Memory
@@ -190,6 +190,21 @@ def test_a_random_policy_of_the_program_may_keep_its_inputs(backend: Any) -> Non
     with SyncDataCollector(venv, policy, frames_per_batch=ENVS * STEPS) as collector:
         batch = collector.rollout()
     np.testing.assert_array_equal(np.stack(policy.seen, 1), batch.obs)
+
+
+@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+def test_a_policy_may_write_into_its_observations(kind: Any) -> None:
+    """Also in the first round of a batch that continues episodes."""
+
+    def policy(obs: np.ndarray) -> np.ndarray:
+        obs[:] = -1
+        return np.zeros(len(obs), np.int64)
+
+    with kind(DummyVectorEnv(countdowns(5, 50)), policy, frames_per_batch=4) as collector:
+        for _ in range(4):
+            flat = collector.rollout().flatten()
+            np.testing.assert_array_equal(flat.obs[:, 1], flat.step_count)
+            np.testing.assert_array_equal(flat.next.obs[:, 1], flat.step_count + 1)
 
 
 def test_a_step_that_the_program_replaced_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

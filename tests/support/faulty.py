@@ -234,16 +234,6 @@ class DiesInInit(Counter):
             os._exit(3)
 
 
-class DiesElsewhere(Counter):
-    """Ends its process in a method, in a property and in seed."""
-
-    def die(self, *values: Any) -> Any:
-        ENDS["SIGKILL"]()
-
-    method = seed = die
-    prop = property(die, die)
-
-
 # Envs that hang or are slow.
 
 

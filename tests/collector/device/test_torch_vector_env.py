@@ -239,6 +239,7 @@ class TestAround:
             with pytest.raises(ValueError, match="boom in step") as caught:
                 venv.step(torch.tensor([7, 8, 9]))
             assert caught.value.partial.obs[:, 4].tolist() == [7, 8]
+            assert all(isinstance(each, torch.Tensor) for each in caught.value.partial[1:5])
 
     def test_a_gymnasium_vector_env_too(self) -> None:
         envs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3)

@@ -162,6 +162,13 @@ def test_a_failed_commit_can_be_tried_again_by_the_same_writer(nth: int, tmp_pat
         assert Dataset(folder).complete
 
 
+def test_all_that_is_written_is_flushed_before_anything_is_renamed_or_named(tmp_path: Path) -> None:
+    calls = calls_of_a_job(tmp_path)
+    for number, name in enumerate(calls):
+        if name == "write":
+            assert next(each for each in calls[number:] if each != "write") == "fsync"
+
+
 def test_a_writer_that_does_not_know_what_is_on_the_disk_does_not_go_on(tmp_path: Path) -> None:
     def broken(*_: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")

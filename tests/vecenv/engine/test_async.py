@@ -5,6 +5,7 @@
 
 import os
 import threading
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.support.backends import and_ray
 from tests.support.cases import LocalWorker, counting
 from vecenv import BaseVectorEnv, DummyVectorEnv, ShmemVectorEnv
 from vecenv.backends.ipc import opcodes
-from vecenv.testing import FakeBackend, Gates
+from vecenv.testing import FakeBackend, GateEnv, Gates
 
 remote_backend = and_ray([ShmemVectorEnv])
 
@@ -89,6 +90,25 @@ class TestResetsInAsyncMode:
             thread.start()
             assert ids_of(venv.reset()) == [0, 1, 2, 3]
             thread.join()
+
+    def test_a_reset_waits_for_its_own_envs(self, remote_backend):
+        """The answer of another env does not end the wait. Env 0 has answered when env 1 arrives at its gate."""
+        with Gates(3) as gates:
+            ops = {1: ["step"], 2: ["reset"]}
+            env_fns = [partial(GateEnv, gates.folder, i, ops.get(i, [])) for i in range(3)]
+            with remote_backend(env_fns, num_workers=2, wait_num=1) as venv:
+                gates.open(2)
+                venv.reset()
+                gates.await_arrival(2)
+                venv.send([0, 0], [0, 1])
+                gates.await_arrival(1)
+                thread = threading.Thread(target=lambda: (gates.await_arrival(2), gates.open(2)))
+                thread.start()
+                obs, _ = venv.reset([2])
+                thread.join()
+                gates.open(1)
+                assert obs[0, :3].tolist() == [2, 1, 0]
+                assert sorted(ids_of(venv.recv()) + (ids_of(venv.recv()) if venv.waiting_id else [])) == [0, 1]
 
 
 class TestReadiness:

@@ -187,6 +187,13 @@ def test_partial_and_mixed_rounds_reset_only_what_they_stepped():
         assert "final_obs" not in info[0]
 
 
+def test_a_last_observation_does_not_change_with_later_ends(remote_backend):
+    with remote_backend(counting(2, length=1)) as venv:
+        venv.reset()
+        rounds = [venv.step([0] * 2, autoreset=True)[4] for _ in range(2)]
+    assert [info[1]["final_obs"][:3].tolist() for info in rounds] == [[1, 0, 1], [1, 1, 1]]
+
+
 def test_async_rounds_reset_as_well(remote_backend):
     with remote_backend(counting(4, length=1), wait_num=2, num_workers=2) as venv:
         venv.reset()

@@ -13,7 +13,7 @@ from tests.support import oddities
 from tests.support.backends import BACKENDS, and_ray
 from tests.support.faulty import Counter, NoSpace, counters
 from tests.support.ledger import Column, Ledger, N, columns, said
-from tests.support.oddities import OddAttribute, OddInfo, OddObservation
+from tests.support.oddities import OddInfo, OddObservation
 from vecenv import DummyVectorEnv, EnvStepError, WorkerDiedError
 
 backend = and_ray(BACKENDS)
@@ -37,22 +37,18 @@ CANNOT_BE_COPIED: dict[str, type[Exception]] = {
 
 
 @columns("blocks", "async", command=False)
-@pytest.mark.parametrize("part", ["info", "observation"])
-def test_what_cannot_travel_or_be_copied_fails_its_env_alone(column: Column, part: str) -> None:
-    odd, other = (OddInfo, Counter) if part == "info" else (OddObservation, NoSpace)
-    with column.open([partial(odd, i, dict) if i == 1 else partial(other, i) for i in range(N)]) as ledger:
+def test_an_observation_that_cannot_travel_or_be_copied_fails_its_env_alone(column: Column) -> None:
+    with column.open([partial(OddObservation, i, dict) if i == 1 else partial(NoSpace, i) for i in range(N)]) as ledger:
         ledger.begin()
         for name, (make, why) in CANNOT_LEAVE.items():
             ledger.venv.set_env_attr("make", make, [1])
-            here = CANNOT_BE_COPIED.get(name) if part == "observation" else None  # infos stay as they are
-            if kind := TypeError if column.remote else here:
+            if kind := TypeError if column.remote else CANNOT_BE_COPIED.get(name):
                 error = ledger.fails(kind)
                 assert "env 1" in said(error)
                 assert why in str(error)
                 ledger.goes_on([1], kind)
             else:
                 assert ledger.round() == []
-                assert part == "observation" or "odd" in ledger.rows[1]
             ledger.reset()
             assert ledger.round() == []
 
@@ -64,22 +60,6 @@ def test_an_info_that_cannot_be_sent_beside_one_that_cannot_be_read(remote_backe
         venv.step([0, 0])
         with pytest.raises(TypeError, match=r"cannot be sent: .*lock"):
             venv.step([0, 0])
-
-
-@columns("blocks", dummy=False, quick=True, command=False)
-def test_an_attribute_that_cannot_travel_is_reported_and_nothing_is_lost(column: Column) -> None:
-    with column.open(counters(N, env0=partial(OddAttribute, make=int), env1=partial(OddAttribute, make=int))) as ledger:
-        ledger.begin()
-        for make, why in CANNOT_LEAVE.values():
-            ledger.venv.set_env_attr("make", make, [1])
-            with pytest.raises(TypeError, match=why) as caught:
-                ledger.venv.get_env_attr("odd", [0, 1])
-            assert "env 1" in said(caught.value)
-            if "cannot be sent" in said(caught.value):  # or this process cannot read it
-                assert "if this is a method, call it" in said(caught.value)
-            assert ledger.venv.failed_id == []
-            assert ledger.venv.get_env_attr("odd", [0]) == [0]
-            assert ledger.round() == []
 
 
 class ObjectAction(Counter):

@@ -9,15 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.faulty import (
     AGES,
-    ENDS,
-    DiesElsewhere,
     DiesInInit,
     DiesOnReset,
     DiesOnStep,
@@ -29,7 +26,6 @@ from tests.support.faulty import (
 from tests.support.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, gone, kill, pids, reply_begins
 from tests.support.oddities import OddInfo
 from vecenv import RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
-from vecenv.backends.memory.shared_memory import A_ROUND, DOING
 from vecenv.backends.pool import start_methods
 from vecenv.portability import PORTABLE
 
@@ -88,20 +84,6 @@ def test_alive_reports_the_death_of_an_idle_worker_without_waiting_and_a_reset_b
         assert ledger.venv.stats()["restarts"] == 1
 
 
-@columns("blocks", dummy=False, far=False)
-def test_reset_brings_back_a_worker_that_died_after_its_last_answer(column: Column) -> None:
-    """The worker did not announce the end of its round, but this does not mean that it died in the reset."""
-    with column.open(counters(N)) as ledger:
-        ledger.begin()
-        pid, line = pids(ledger.venv)[1], ledger.venv.engine.backend.pool.control.line(0)
-        kill(pid)
-        line[DOING] = A_ROUND
-        ledger.born_again([0, 1])
-        ledger.reset()
-        assert ledger.round() == []
-        assert pids(ledger.venv)[1] != pid
-
-
 @columns("blocks", "async", dummy=False)
 def test_the_death_of_a_worker_is_seen_within_a_tenth_of_a_second(column: Column, tmp_path: Path) -> None:
     """The best of five, because a busy machine may run other programs meanwhile."""
@@ -120,39 +102,6 @@ def test_the_death_of_a_worker_is_seen_within_a_tenth_of_a_second(column: Column
                 ledger.venv.recv()
             delays.append(time.monotonic() - begin)
     assert min(delays) < 0.1, delays
-
-
-@columns("blocks", "single", dummy=False)
-@pytest.mark.parametrize("idle", [True, False])
-def test_a_worker_that_died_before_or_in_a_call_is_reported_and_the_envs_of_the_others_are_intact(
-    column: Column, idle: bool
-) -> None:
-    with column.open(counters(N, env1=DiesElsewhere)) as ledger:
-        venv = ledger.venv
-        ledger.begin()
-        block = block_of(venv, 1)
-        others = [i for i in range(N) if i not in block]
-        uses: list[Callable[[], Any]] = [
-            lambda: venv.call("method", id=[1]),
-            lambda: venv.get_env_attr("prop", [1]),
-            lambda: venv.set_env_attr("prop", 5, [1]),
-            lambda: venv.seed(3),
-        ]
-        for use in uses:
-            near = next(worker.on_this_node for worker in venv.engine.backend.pool.workers if 1 in worker.ids)
-            pid = pids(venv)[1]
-            if idle:
-                kill(pid)
-            begin = time.monotonic()
-            for _ in range(2 if idle else 1):
-                with pytest.raises(WorkerDiedError) as caught:
-                    use()
-                check_error(caught.value, block, pid, column.cause("SIGKILL"))
-            assert time.monotonic() - begin < SEEN
-            assert "while running env 1" in str(caught.value) or idle or not near
-            for i in others:  # a seed may have reset the envs
-                ledger.episode[i], ledger.t[i] = (venv.get_env_attr(name, [i])[0] for name in ("episode", "t"))
-            check_goes_on(ledger, block)
 
 
 def first_errors(ledger: Ledger) -> list[BaseException]:
@@ -183,22 +132,6 @@ def test_when_the_forkserver_is_killed_its_workers_are_reported_dead_and_another
         ledger.born_again(range(N))
         ledger.reset()
         assert ledger.round() == []
-
-
-@columns("blocks", dummy=False)
-def test_however_a_worker_ends_the_cause_is_reported(column: Column) -> None:
-    with column.open(counters(N, env2=DiesOnStep)) as ledger:
-        block = block_of(ledger.venv, 2)
-        for end in ENDS:
-            ledger.venv.set_env_attr("end", end, [2])
-            ledger.begin()
-            pid = pids(ledger.venv)[2]
-            error = ledger.round()[0]
-            if column.backend is RayVectorEnv and end == "SIGTERM":  # raises SystemExit in processes of Ray
-                assert "env 2 failed in step(): SystemExit" in str(error)
-            else:
-                check_error(error, block, pid, column.cause(end))
-                check_goes_on(ledger, block)
 
 
 def close_descriptors() -> None:
@@ -297,13 +230,6 @@ def test_the_result_of_a_block_mate_survives_a_restart(column: Column) -> None:
             ledger.sent.clear()
         assert not ledger.sent
         check_goes_on(ledger, [0])
-
-
-@columns("blocks", dummy=False)
-def test_a_worker_that_dies_in_its_constructor_is_reported_and_the_others_are_gone(column: Column) -> None:
-    with pytest.raises(WorkerDiedError, match=f"{column.cause('exited with code 3')}.*construct") as caught:
-        column.backend(counters(N, env3=DiesInInit), **column.options)
-    assert caught.value.env_ids == (2, 3)
 
 
 @columns("blocks", "single", dummy=False)

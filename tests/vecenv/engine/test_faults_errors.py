@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import threading
 import traceback
 import weakref
 from functools import partial
@@ -12,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import children
 from tests.support import faulty, oddities
-from tests.support.faulty import BOOM, Counter, RaisesElsewhere, RaisesInInit, RaisesOnStep, counters
-from tests.support.ledger import Column, Ledger, N, columns, said
+from tests.support.faulty import BOOM, Counter, RaisesOnStep, counters
+from tests.support.ledger import Column, N, columns, said
 from tests.support.oddities import Breaks
 from vecenv import DummyVectorEnv, EnvContractError, EnvStepError, RemoteTraceback, ThreadVectorEnv
 
@@ -58,52 +55,6 @@ def test_a_failed_env_stays_failed_when_its_reset_is_refused(column: Column) -> 
         ledger.goes_on([1], ValueError)
 
 
-class ExitsInClose(Counter):
-    def close(self) -> None:
-        os._exit(3)
-
-
-@columns("blocks", dummy=False)
-def test_a_worker_that_ends_in_close_is_named_in_a_warning(column: Column) -> None:
-    venv = column.backend(counters(N, env1=ExitsInClose), **column.options)
-    Ledger(venv).begin()
-    text = r"the worker of envs \[0, 1\] \(pid \d+.*\) ended before its envs had closed"
-    with pytest.warns(RuntimeWarning, match=text) as warned, venv:
-        pass
-    assert warned[0].filename == __file__
-
-
-class Whole(Counter):
-    prop = 1
-
-    def render(self) -> Any:
-        return [[self.id]]
-
-
-@columns("blocks")
-def test_an_env_that_raises_outside_of_steps_is_named_and_nothing_is_lost(column: Column) -> None:
-    venv = column.backend([partial(RaisesElsewhere if i == 1 else Whole, i) for i in range(N)], **column.options)
-    ledger = Ledger(venv)
-    ledger.begin()
-    for use, call in {
-        "render": venv.render,
-        "get_env_attr": lambda: venv.get_env_attr("prop"),
-        "set_env_attr": lambda: venv.set_env_attr("prop", 5, [1]),
-        "call": lambda: venv.call("method", id=[1]),
-        "seed": lambda: venv.seed(3),
-    }.items():
-        with pytest.raises(ValueError, match="boom") as caught:
-            call()
-        check_error(caught.value, column, 1, use)
-        assert venv.failed_id == []
-        ledger.catch_up()  # seeding resets
-        assert ledger.round() == []
-    with pytest.warns(RuntimeWarning, match=r"env 1 failed in close\(\): ValueError: boom") as warned:
-        venv.close()
-    assert len(warned) == 1
-    venv.close()
-
-
 def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
     """By name: the exception of the env, the exception from a worker, and words of its message."""
     entries: dict[str, tuple[Any, type[BaseException], str]] = {
@@ -138,20 +89,6 @@ def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
 
 
 ZOO = zoo()
-
-
-@columns("blocks", "single")
-def test_a_constructor_that_raises_is_named_and_every_worker_is_gone(column: Column) -> None:
-    before = children()
-    chosen = "two arguments, holds a lock, exits when rebuilt, local class, SystemExit, percent and braces"
-    for name in chosen.split(", "):
-        with pytest.raises(BaseException) as caught:  # noqa: PT011
-            column.backend(counters(N, env1=partial(RaisesInInit, error=ZOO[name][0])), **column.options)
-        check_animal(caught.value, name, column, "__init__")
-        assert "env 1, __init__()" in said(caught.value) or isinstance(caught.value, EnvStepError)
-        # The exception is still alive, but no object may wait for a garbage collector.
-        assert children() == before
-        assert [t.name for t in threading.enumerate() if "vecenv" in t.name] == []
 
 
 @columns("blocks", command=False)

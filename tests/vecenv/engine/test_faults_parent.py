@@ -184,6 +184,21 @@ def test_an_unclosed_dummy_vector_env_warns_of_nothing() -> None:
     assert closed == [0, 1]
 
 
+@columns("blocks", dummy=False, ray=False)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_copy_that_drops_its_vector_env_leaves_that_of_the_program_alone(column: Column) -> None:
+    venv = column.backend([partial(Counter, i) for i in range(4)], **column.options)
+    venv.reset()
+    pid = os.fork()
+    if pid == 0:
+        del venv
+        gc.collect()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert venv.step([5] * 4)[0][:, 2:].tolist() == [[1, 5]] * 4
+    venv.close()
+
+
 @columns("blocks", dummy=False)
 def test_a_dropped_vector_env_is_shut_down_even_where_warnings_are_errors(
     column: Column, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.support.backends import PROCESS_BACKENDS, and_ray, full, on_this_node, vector_env_classes
+from tests.support.backends import FULL, PROCESS_BACKENDS, and_ray, full, on_this_node, vector_env_classes
 from tests.support.faulty import (
     AGES,
     Counter,
@@ -32,7 +32,7 @@ from tests.support.faulty import (
 from tests.support.ledger import SEEN, kill, pids, said
 from tests.support.local_ray import FAR, NEAR
 from tests.support.oddities import DiesAtPickle, OddInfo, RaisesAtUnpickle
-from vecenv import DummyVectorEnv, RayVectorEnv, WorkerDiedError, WorkerTimeoutError
+from vecenv import DummyVectorEnv, RayVectorEnv, SubprocVectorEnv, WorkerDiedError, WorkerTimeoutError
 
 process_backend = vector_env_classes(full(PROCESS_BACKENDS))
 remote_backend = and_ray(PROCESS_BACKENDS, quick=False)
@@ -323,18 +323,22 @@ class Shares(Counter):
 
     shared: dict[str, Any] = {}
     mask = np.ones(3, np.int8)
+    log: list[int] = []
 
     def step(self, action: Any) -> Any:
         *result, _ = super().step(action)
-        self.shared.update(who=self.id, mask=self.mask)
+        self.log[:] = [self.id]
+        self.shared.update(who=self.id, mask=self.mask, log=self.log)
         return (*result, self.shared)
 
 
-def test_envs_that_share_their_infos_do_not_share_ours() -> None:
-    with DummyVectorEnv([partial(Shares, i) for i in range(3)]) as venv:
+@pytest.mark.parametrize("make", [DummyVectorEnv, pytest.param(partial(SubprocVectorEnv, num_workers=1), marks=FULL)])
+def test_envs_that_share_their_infos_do_not_share_ours(make: Any) -> None:
+    with make([partial(Shares, i) for i in range(2)]) as venv:
         venv.reset()
-        *_, info = venv.step([0] * 3)
-    assert [row["who"] for row in info] == [0, 1, 2]
+        *_, info = venv.step([0] * 2)
+    assert [row["who"] for row in info] == [0, 1]
+    assert [row["log"] for row in info] == [[0], [1]]
     info[0]["mask"][:] = 7
     assert info[1]["mask"].tolist() == [1, 1, 1]
 

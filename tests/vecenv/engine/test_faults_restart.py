@@ -25,37 +25,10 @@ from tests.support.faulty import (
     counters,
 )
 from tests.support.ledger import STARTED, Column, N, block_of, columns, kill, pids, said, wait_until
-from tests.support.oddities import Breaks
 from vecenv import DummyVectorEnv, ObservationError, RayVectorEnv, ShmemVectorEnv, ThreadVectorEnv, WorkerDiedError
 from vecenv.engine import recovery
 
 backend = and_ray(BACKENDS)
-
-
-@columns("blocks", "async")
-def test_restart_turns_failures_into_truncated_rows_until_the_env_is_reset(column: Column) -> None:
-    """An exception, the death of a worker, and a hang."""
-    faults = {"raise in step": "ValueError: boom", "die": "WorkerDiedError", "hang": "WorkerTimeoutError"}
-    options = {"step_timeout": 2.0 if column.backend is RayVectorEnv else 0.5} if column.remote else {}
-    with column.open(counters(N, env1=Breaks), on_error="restart", **options) as ledger:
-        ledger.begin()
-        for fault, error in faults.items() if column.remote else [*faults.items()][:1]:
-            lost, pid = [1] if fault == "raise in step" else block_of(ledger.venv, 1), pids(ledger.venv)[1]
-            ledger.venv.set_env_attr("fault", fault, [1])
-            for again in range(3):  # a failed env that is stepped without a reset raises again
-                assert ledger.round() == []
-                restarted = [i for i in range(N) if ledger.rows[i].get("restarted")]
-                # With step_timeout, an actor on another node gets its envs one by one, so env 0 may have answered
-                # before.
-                assert restarted == lost or (restarted == [1] and not again and column.backend is RayVectorEnv)
-                assert error in ledger.rows[1]["error"]
-            if fault != "raise in step":
-                ledger.born_again(lost)
-            ledger.reset(lost)
-            assert ledger.round() == []
-            assert "restarted" not in ledger.rows[1]
-            assert (pids(ledger.venv)[1] == pid) is (fault == "raise in step")
-        assert ledger.venv.stats()["restarts"] == (2 if column.remote else 0)
 
 
 @pytest.mark.parametrize("end", [None, "SIGKILL"])
@@ -300,18 +273,6 @@ def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Pat
         ledger._lose()
         ledger.born_again([0, 1])
         ledger.goes_on([0, 1], WorkerDiedError)
-
-
-class InterruptedAt(Counter):
-    """Env with a Ctrl-C in step `at`."""
-
-    def __init__(self, id: int, at: int) -> None:
-        super().__init__(id)
-        self.at = at
-
-    def on_step(self) -> None:
-        if self.t == self.at:
-            raise KeyboardInterrupt
 
 
 class RaisesWhenAsked(Counter):

@@ -16,17 +16,8 @@ import pytest
 
 import vecenv.engine.lifetime
 from tests.support.backends import PROCESS_BACKENDS, full, vector_env_classes
-from tests.support.faulty import (
-    AGES,
-    Counter,
-    HangsElsewhere,
-    HangsInInit,
-    LargeAction,
-    TakesLong,
-    WaitsForFile,
-    counters,
-)
-from tests.support.ledger import CLOSED, Column, Ledger, N, block_of, column_params, columns, kill, pids
+from tests.support.faulty import AGES, Counter, HangsOnStep, LargeAction, SlowClose, TakesLong, WaitsForFile, counters
+from tests.support.ledger import CLOSED, Column, N, appears, block_of, column_params, columns, gone, kill, pids
 from tests.support.oddities import HangsAtPickle, HangsAtUnpickle, OddInfo
 from vecenv import ShmemVectorEnv, ThreadVectorEnv, WorkerTimeoutError
 from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, DOING, ELSEWHERE, NOTHING, PROGRESS, SENDING
@@ -37,42 +28,12 @@ SHORT = {"step_timeout": LIMIT}
 process_backend = vector_env_classes(full(PROCESS_BACKENDS))
 
 
-@pytest.fixture
-def hasty_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the time that close() gives to envs, for tests that are not about this time."""
-    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
-
-
 def check_error(error: WorkerTimeoutError, env_id: int, pid: int, where: str, hung: str = "") -> None:
     """Check that the error names the env and the limit, and shows the line of the env."""
     assert isinstance(error, TimeoutError)
     assert (error.env_id, error.pid) == (env_id, pid)
     assert f"{hung or f'env {env_id}'} has been busy for more than step_timeout={LIMIT} s" in str(error)
     assert where in str(error)
-
-
-@pytest.mark.parametrize("hang", [lambda venv: venv.call("method", id=[0]), lambda venv: venv.reset([0])])
-def test_a_hang_in_a_call_or_reset_is_reported_for_its_env_where_a_block_mate_was_used_last(
-    process_backend: Any, hang: Any
-) -> None:
-    """With the stack of this hang, even after an earlier hang."""
-    with process_backend([partial(HangsElsewhere, 0), partial(Counter, 1)], num_workers=1, step_timeout=LIMIT) as venv:
-        for _ in range(2):
-            ledger = Ledger(venv)
-            ledger.begin()
-            pid = pids(venv)[0]
-            with pytest.raises(WorkerTimeoutError) as caught:
-                hang(venv)
-            check_error(caught.value, 0, pid, "in sleep_for_ages")
-            assert str(caught.value).count("in sleep_for_ages") == 1
-            stack = str(caught.value).partition(" was at\n")[2].splitlines()
-            assert stack[0].startswith("Current thread")
-            assert stack[1].endswith("in sleep_for_ages")
-            assert venv.failed_id == [0, 1]
-            venv.reset()
-            ledger.catch_up()
-            assert ledger.round() == []
-            venv.set_env_attr("episode", 0)
 
 
 def test_a_hang_while_a_value_travels_is_reported_for_its_env(process_backend: Any) -> None:
@@ -89,15 +50,6 @@ def test_a_hang_while_a_value_travels_is_reported_for_its_env(process_backend: A
                 hang()
             assert "in sleep_for_ages" in str(caught.value)
             venv.reset()
-
-
-@columns("single", only=ShmemVectorEnv)
-@pytest.mark.usefixtures("hasty_close")
-def test_a_constructor_that_never_ends_is_given_up(column: Column) -> None:
-    begin = time.monotonic()
-    with pytest.raises(WorkerTimeoutError, match=r"envs \[2\] were not constructed within start_timeout=1.0 s"):
-        column.backend(counters(N, env2=partial(HangsInInit, gil=True)), start_timeout=1.0, **column.options)
-    assert time.monotonic() - begin < CLOSED
 
 
 @columns("blocks", dummy=False)
@@ -316,3 +268,25 @@ def test_envs_that_wait_instead_of_computing_are_reported_once(column: Column) -
     assert f"the envs wait more than they compute, {advice}" in message
     assert "as AsyncDataCollector does" in message
     assert Path(reported[0].filename).name == "ledger.py", "a warning names the line that called us"
+
+
+def test_close_is_bounded_though_an_env_hangs_in_its_step_another_in_close_and_a_worker_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
+    seen = tmp_path / "seen"
+    venv = ShmemVectorEnv(
+        counters(N, env1=partial(HangsOnStep, at=1, gil=True, seen=str(seen)), env2=SlowClose), num_workers=N
+    )
+    venv.reset()
+    workers = pids(venv)
+    venv.send([0, 0], [0, 1])
+    appears(seen)
+    os.kill(workers[3], signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.warns(RuntimeWarning, match="did not close in time and was killed") as warned:
+        venv.close()
+    assert time.monotonic() - begin < CLOSED
+    assert [str(w.message).split(" (pid")[0] for w in warned] == [f"the worker of envs [{i}]" for i in (1, 2, 3)]
+    assert all(gone(pid) for pid in workers)
+    venv.close()

@@ -1,18 +1,14 @@
-"""Faults through the facades: each API raises the same exception, other envs stay intact, and a reset recovers."""
+"""Workers that end in or after an autoreset of a facade. tests/faults/test_facades.py has all other faults."""
 
 import contextlib
 import functools
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
 
 from tests.support.backends import FULL
-from tests.support.cases import RaisesOnce
 from tests.support.ledger import kill
 from vecenv import (
-    AsyncVectorEnv,
-    DummyVectorEnv,
     GymnasiumVectorEnv,
     SB3VecEnv,
     ShmemVectorEnv,
@@ -20,12 +16,12 @@ from vecenv import (
     VectorEnvWrapper,
     WorkerDiedError,
 )
-from vecenv.testing import CountingEnv, ExitsOnReset, ExitsOnStep, GateEnv, Gates, RaisesOnStep
+from vecenv.testing import CountingEnv, ExitsOnReset, GateEnv, Gates
 
 
-def over(facade, make, env_fns, **options):
+def over(facade, make, env_fns):
     """Make a vector env of the class `make` behind a facade, with a worker per env."""
-    return facade(make(env_fns, **({} if make is DummyVectorEnv else {"num_workers": len(env_fns)}), **options))
+    return facade(make(env_fns, num_workers=len(env_fns)))
 
 
 NEXT, SAME = (functools.partial(GymnasiumVectorEnv, autoreset_mode=mode) for mode in ("NextStep", "SameStep"))
@@ -33,65 +29,7 @@ KINDS = {
     "next-step": functools.partial(over, NEXT, ShmemVectorEnv),
     "same-step": functools.partial(over, SAME, SubprocVectorEnv),
     "same-step-wrapped": functools.partial(over, lambda venv: SAME(VectorEnvWrapper(venv)), ShmemVectorEnv),
-    "disabled": lambda env_fns: AsyncVectorEnv(
-        env_fns, num_workers=len(env_fns), autoreset_mode=AutoresetMode.DISABLED
-    ),
-    "sb3-wrapped": functools.partial(over, lambda venv: SB3VecEnv(VectorEnvWrapper(venv)), SubprocVectorEnv),
-    "sb3": functools.partial(over, SB3VecEnv, ShmemVectorEnv),
-    "same-step-dummy": functools.partial(over, SAME, DummyVectorEnv),
-    "sb3-dummy": functools.partial(over, SB3VecEnv, DummyVectorEnv),
 }
-FAULTS = {
-    "raises in step": (lambda: RaisesOnStep(1, at=2), ValueError, "boom in step"),
-    "worker ends in step": (lambda: ExitsOnStep(1, at=2), WorkerDiedError, "env 1"),
-    "raises in reset": (lambda: RaisesOnce(1), ValueError, "boom in reset"),
-    "worker ends in reset": (lambda: ExitsOnReset(1, at=1), WorkerDiedError, "env 1"),
-}
-QUICK = [
-    ("same-step-dummy", "raises in step"),
-    ("sb3-dummy", "raises in step"),
-    ("sb3-dummy", "raises in reset"),
-    ("next-step", "worker ends in step"),
-    ("sb3", "worker ends in step"),
-]
-FURTHER = [
-    ("same-step-wrapped", "raises in step"),
-    ("disabled", "raises in step"),
-    ("same-step-dummy", "raises in reset"),
-    ("sb3-wrapped", "raises in reset"),
-    ("same-step", "worker ends in step"),
-    ("disabled", "worker ends in reset"),
-    ("sb3-wrapped", "worker ends in reset"),
-]
-
-
-def observed(result):
-    """Return the observations of a reset. SB3 returns no infos."""
-    return result[0] if isinstance(result, tuple) else result
-
-
-@pytest.mark.parametrize(("kind", "fault"), [*QUICK, *(pytest.param(*case, marks=FULL) for case in FURTHER)])
-def test_the_exception_names_the_env_leaves_the_others_intact_and_a_reset_heals(kind, fault):
-    """V1: SB3's vector env hangs."""
-    bad, error, match = FAULTS[fault]
-    envs = KINDS[kind]([CountingEnv, bad, lambda: CountingEnv(2)])
-    envs.reset()
-    envs.step(np.zeros(3, int))
-    with pytest.raises(error, match=match) as caught:
-        envs.reset() if "reset" in fault else envs.step(np.full(3, 7))
-    assert "env 1" in " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-    partial = caught.value.partial
-    if fault == "raises in step":  # no env steps while an env has failed
-        with pytest.raises(error, match=match):
-            envs.step(np.full(3, 7))
-    assert partial.env_id.tolist() == [0, 2]
-    assert partial.obs[:, 4].tolist() == ([-1, -1] if "reset" in fault else [7, 7])
-    obs = observed(envs.reset())
-    episode = 2 if "reset" in fault else 1
-    assert obs[[0, 2], 1].tolist() == [episode] * 2  # the same env objects
-    assert obs[:, 2].tolist() == [0] * 3
-    assert envs.step(np.full(3, 5))[0][:, [2, 4]].tolist() == [[1, 5]] * 3
-    envs.close()
 
 
 @FULL

@@ -1,0 +1,289 @@
+"""The table of faults on each backend: the error and its text, the other envs, and what makes the env usable again."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import children
+from tests.support.backends import FULL, RAY
+from tests.support.commands import CommandVectorEnv
+from tests.support.coroutine_envs import CoroutineVectorEnv
+from tests.support.fault_rows import Row, rows_of
+from tests.support.faults import Faulty
+from tests.support.faulty import ENDS
+from tests.support.ledger import CLOSED, SEEN, Column, Ledger, N, gone, kill, pids, said
+from tests.support.local_ray import FAR, NEAR
+from tests.support.oddities import Unpicklable
+from vecenv import (
+    DummyVectorEnv,
+    RayVectorEnv,
+    RemoteTraceback,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    ThreadVectorEnv,
+    WorkerDiedError,
+)
+
+WORKER = [0, 1]
+"""Ids of the envs in the worker, or thread, of env 1."""
+BLOCKS = {"num_workers": 2}
+COLUMNS = {
+    "dummy": Column(DummyVectorEnv, "sync", {}),
+    "thread": Column(ThreadVectorEnv, "blocks", BLOCKS),
+    "shmem": Column(ShmemVectorEnv, "blocks", BLOCKS),
+    "subproc": Column(SubprocVectorEnv, "blocks", BLOCKS),
+    "async": Column(SubprocVectorEnv, "async", {"wait_num": 1}),
+    "command": Column(CommandVectorEnv, "blocks", BLOCKS),
+    "coroutines": Column(CoroutineVectorEnv, "blocks", BLOCKS),
+    "ray": Column(RayVectorEnv, "blocks near", BLOCKS | NEAR),
+}
+IN_TURN = ("step", "reset", "call", "idle")
+"""Places of the rows that share one vector env on Ray, because an actor starts slowly."""
+ON_ANOTHER_NODE = {
+    "while running env 1": "while running its envs",
+    "env 1 has been busy for more than step_timeout=1.0 s": "has been busy for more than step_timeout=1.0 s",
+    "hold_interpreter_lock": "not read from another machine",
+}
+"""Texts of errors that come from an actor on another node, of which vecenv knows less."""
+ALONE = ("raise", "wrong dtype", "unpicklable error", "SIGKILL", "hang in Python")
+"""Faults of each kind of error, for backends that share the code of others."""
+HANGS_IN_QUICK = ("thread", "shmem")
+STEP_TIMEOUT, START_TIMEOUT = 1.0, 2.0
+
+
+def marks_of(row: Row, column: str) -> list[Any]:
+    if column == "ray":
+        return RAY
+    is_further = (
+        column in ("command", "async")
+        or row.fault.startswith(("pickle", "unpickle"))
+        or (row.fault in ENDS and row.fault not in ("SIGKILL", "SIGSEGV"))
+        or (row.place in ("get_env_attr", "set_env_attr", "render", "seed") and column not in ("dummy", "shmem"))
+        # Subproc loses a worker as with shared memory.
+        or (column == "subproc" and row.mend == "restart" and row.place != "step")
+        or (row.fault.startswith("hang") and (column not in HANGS_IN_QUICK or row.place == "close"))
+    )
+    if column in ("command", "async", "coroutines") and (row.place != "step" or row.fault not in ALONE):
+        return [pytest.mark.slow]
+    return [FULL] if is_further else []
+
+
+CASES = [
+    pytest.param(row, column, id=f"{column}-{row.place}-{row.fault}".replace(" ", "-"), marks=marks_of(row, column))
+    for row in rows_of("Vector envs")
+    for column in row.on
+    if (row.place in IN_TURN) <= (column != "ray") and (column == "async") <= (row.place in IN_TURN)
+]
+
+
+class Case:
+    """A vector env of four envs, two per worker, in which env 1 has the fault of the row."""
+
+    def __init__(self, row: Row, column: Column, ledger: Ledger) -> None:
+        self.row, self.column, self.ledger, self.venv = row, column, ledger, ledger.venv
+        self.worker = [1] if column.is_async else WORKER
+        self.pid, self.restarts = pids(self.venv)[1], self.venv.stats()["restarts"]
+
+    def check_text(self, error: BaseException) -> None:
+        for text in self.row.says:
+            text = text.format(place=self.row.place, fault=self.row.fault, pid=self.pid, worker=self.worker)
+            if self.column.backend is RayVectorEnv and ("SIG" in text or "exited" in text):
+                text = "ActorDiedError"  # Ray does not know the cause
+            if self.column.options.get("resources") == FAR["resources"]:
+                text = ON_ANOTHER_NODE.get(text, text)
+            assert text in said(error)
+        if self.column.remote and self.row.mend != "restart" and not self.row.fault.startswith("unpickle"):
+            assert isinstance(error.__cause__, RemoteTraceback)
+            assert "worker pid" in said(error)
+
+    def meet(self) -> list[Any]:
+        """Make the call in which the fault happens. Return its errors."""
+        if self.row.place == "step":
+            return self.ledger.round()
+        if self.row.place == "reset":
+            return [self.ledger.reset_fails(Exception)]
+        if self.row.place == "idle":
+            return self.meet_idle()
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - the class is checked below
+            self.use()
+        return [caught.value]
+
+    def use(self) -> Any:
+        uses = {
+            "call": lambda: self.venv.call("method"),
+            "get_env_attr": lambda: self.venv.get_env_attr("prop"),
+            "set_env_attr": lambda: self.venv.set_env_attr("prop", 5, [1]),
+            "render": self.venv.render,
+            "seed": lambda: self.venv.seed(3),
+        }
+        return uses[self.row.place]()
+
+    def meet_idle(self) -> list[Any]:
+        """Kill the idle worker. No use of other envs raises, and each use of its envs raises until a reset."""
+        kill(self.pid)
+        assert self.ledger.round([2, 3]) == []
+        for _ in range(2):
+            with pytest.raises(WorkerDiedError) as caught:
+                self.venv.call("method", id=[1])
+        assert self.ledger.round([2, 3]) == []
+        return [caught.value]
+
+    def check(self) -> None:
+        self.venv.set_env_attr("trap", f"{self.row.place}: {self.row.fault}", [1])
+        if not self.row.error:
+            self.check_object_arrives()
+            return
+        begin = time.monotonic()
+        error = self.meet()[0]
+        assert time.monotonic() - begin < SEEN or self.row.fault.startswith("hang")
+        assert type(error).__name__ == self.row.error
+        self.check_text(error)
+        failed = self.venv.failed_id
+        if self.row.place == "seed":  # it resets the envs that have been seeded
+            for i in set(range(N)) - set(failed):
+                self.ledger.episode[i], self.ledger.t[i] = (self.venv.get_env_attr(n, [i])[0] for n in ("episode", "t"))
+        if self.row.mend == "nothing":
+            assert failed == []
+        elif self.row.mend == "reset":
+            assert failed == [1]
+            self.ledger.goes_on([1], type(error))
+        else:
+            assert 1 in failed
+            assert set(failed) <= set(self.worker)
+            assert (error.env_ids, error.pid) == (tuple(self.worker), self.pid if self.column.remote else None)
+            self.ledger.born_again(failed)
+            self.ledger.goes_on(failed, type(error))
+            assert self.venv.stats()["restarts"] == self.restarts + 1
+        if self.column.remote:
+            assert (pids(self.venv)[1] != self.pid) == gone(self.pid, 10 * (self.row.mend == "restart"))
+        assert self.ledger.round() == []
+        if self.row.place in ("call", "get_env_attr"):
+            assert self.use() == [0, 1, 2, 3]
+
+    def check_object_arrives(self) -> None:
+        if self.row.place == "call":
+            found = self.venv.call("method")[1]
+        elif self.row.place == "step":
+            assert self.ledger.round() == []
+            found = self.ledger.rows[1]["odd"]
+        else:
+            self.ledger.reset()
+            found = self.ledger.rows[1]["odd"]
+        assert isinstance(found, Unpicklable)
+
+    def check_restart(self) -> None:
+        """Check on_error="restart": a failed step becomes a truncated row, and a failed reset is repeated."""
+        self.venv.set_env_attr("trap", f"{self.row.place}: {self.row.fault}", [1])
+        lost = [1]
+        if self.row.place == "reset":
+            self.venv.reset()
+        else:
+            for _ in range(2):  # without a reset, the row stays the same
+                assert self.ledger.round() == []
+                lost = [i for i in range(N) if self.ledger.rows[i].get("restarted")]
+                assert lost == ([1] if self.row.mend == "reset" else self.worker)
+                assert self.ledger.rows[1]["error"].startswith(f"{self.row.error}: ")
+            self.venv.reset(lost)
+        assert self.venv.failed_id == []
+        self.ledger.episode, self.ledger.t = self.venv.get_env_attr("episode"), self.venv.get_env_attr("t")
+        assert self.ledger.round() == []
+        assert "restarted" not in self.ledger.rows[1]
+        stats = self.venv.stats()
+        assert stats["absorbed"] >= len(lost)
+        assert stats["restarts"] == int(self.row.mend == "restart")
+
+
+def env_fns(go: str = "", trap: str = "") -> list[Any]:
+    return [partial(Faulty, i, go, trap if i == 1 else "") for i in range(N)]
+
+
+@pytest.mark.parametrize(("row", "column"), CASES)
+@pytest.mark.filterwarnings("ignore:.*died before:RuntimeWarning")
+def test_a_fault(row: Row, column: str, tmp_path: Path) -> None:
+    chosen, go = COLUMNS[column], tmp_path / "go"
+    if row.place == "construct":
+        check_construct(row, chosen, env_fns(str(go), f"construct: {row.fault}"), go)
+    elif row.place == "close":
+        check_close(row, chosen, env_fns(str(go)), go)
+    else:
+        options = {"step_timeout": STEP_TIMEOUT} if "hang" in row.fault else {}
+        with chosen.open(env_fns(str(go)), **options) as ledger:
+            ledger.begin()
+            try:
+                Case(row, chosen, ledger).check()
+            finally:
+                go.touch()
+
+
+def check_construct(row: Row, column: Column, fns: list[Any], go: Path) -> None:
+    before = children()
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - the class is checked below
+        column.backend(fns, **column.options, **({"start_timeout": START_TIMEOUT} if "hang" in row.fault else {}))
+    go.touch()
+    assert type(caught.value).__name__ == row.error
+    for text in row.says:
+        assert text.format(place="__init__", worker=WORKER) in said(caught.value)
+    assert children() == before  # though the error is still alive
+
+
+def check_close(row: Row, column: Column, fns: list[Any], go: Path) -> None:
+    venv = column.backend(fns, **column.options)
+    Ledger(venv).begin()
+    pid = pids(venv)[1]
+    venv.set_env_attr("trap", f"close: {row.fault}", [1])
+    begin = time.monotonic()
+    with pytest.warns(RuntimeWarning) as warned:
+        venv.close()
+    go.touch()
+    assert time.monotonic() - begin < CLOSED
+    (text,) = [str(each.message) for each in warned]
+    for part in row.says:
+        assert part.format(worker=WORKER, pid=pid) in text
+    assert warned[0].filename == __file__
+    venv.close()
+    assert not column.remote or gone(pid)
+
+
+RESTARTS = [
+    pytest.param(row, column, id=f"{column}-{row.place}-{row.fault}".replace(" ", "-"), marks=mark)
+    for row in rows_of("Vector envs")
+    for column in row.on
+    if row.error and row.place in ("step", "reset") and column != "ray"
+    for mark in [
+        []
+        if column == "dummy" or (column, row.fault) == ("shmem", "SIGKILL")
+        else [FULL if column in ("shmem", "subproc") and row.fault in ALONE else pytest.mark.slow]
+    ]
+]
+
+
+@pytest.mark.parametrize(("row", "column"), RESTARTS)
+def test_a_fault_with_restart(row: Row, column: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    options = {"step_timeout": STEP_TIMEOUT} if "hang" in row.fault else {}
+    with COLUMNS[column].open(env_fns(str(go)), on_error="restart", **options) as ledger:
+        ledger.begin()
+        try:
+            Case(row, COLUMNS[column], ledger).check_restart()
+        finally:
+            go.touch()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(NEAR, id="near", marks=RAY), pytest.param(FAR, id="far", marks=RAY)],
+)
+@pytest.mark.timeout(600)
+def test_all_faults_in_turn_on_ray(place: dict[str, Any], tmp_path: Path) -> None:
+    column = Column(RayVectorEnv, "blocks", BLOCKS | place)
+    with column.open(env_fns(str(tmp_path / "go")), step_timeout=STEP_TIMEOUT) as ledger:
+        ledger.begin()
+        for row in rows_of("Vector envs"):
+            if "ray" in row.on and row.place in IN_TURN:
+                print(row)
+                Case(row, column, ledger).check()
