@@ -108,8 +108,8 @@ class InfoBatch(Sequence[dict[str, Any]]):
     """
 
     def __init__(self, infos: RoundInfos, ids: Sequence[int]) -> None:
-        self._infos, self._ids = infos, infos.ids if infos.ids.__class__ is range and len(ids) == infos.n else ids
-        """A range: all envs in order."""
+        self._infos, self._ids = infos, ids
+        """Ids as a range: all envs in order."""
         self._made: dict[int, dict[str, Any]] = {}
         self._is_changed = False
         """True if a wrapper has replaced dicts, for example because they have last observations."""
