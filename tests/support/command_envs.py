@@ -64,6 +64,11 @@ class Elsewhere(gymnasium.Env):
         sys.stderr.flush()
         os._exit(3)
 
+    def do_detaches(self) -> None:
+        """Die, and leave a process with this stderr. It ends when nobody writes to the named pipe `path`."""
+        subprocess.Popen(["cat", self.path], stdout=subprocess.DEVNULL, start_new_session=True)
+        self.do_dies()
+
     def do_hangs(self) -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         os.write(1, b"hangs\n")
