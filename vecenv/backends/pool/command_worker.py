@@ -165,7 +165,7 @@ class StderrCopier(threading.Thread):
             os.close(self._fd)
 
     def end(self, timeout: float) -> bytes:
-        """Wait once for the end of the stream, which a process that an env has detached may keep open. Return its end."""
+        """Return the last lines. Wait once for the end, which a process that an env has detached may delay."""
         if self.is_alive() and not self._has_waited:
             self._has_waited = True
             self.join(timeout)
