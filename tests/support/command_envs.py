@@ -180,3 +180,16 @@ def waits_for(path: str) -> Any:
     while not os.path.exists(path):
         time.sleep(0.01)
     return Elsewhere()
+
+
+class Asks(Elsewhere):
+    """Env with attributes that it computes, around a simulator that it calls `env`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.env = object()
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "computed":
+            raise AttributeError(f"{self!r} has no attribute {name!r}")
+        return [1, 2]

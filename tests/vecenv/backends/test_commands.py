@@ -108,6 +108,15 @@ def test_calls_and_attributes(command):
         venv.step([0, 0])
 
 
+@both
+def test_an_attribute_that_an_env_computes(command):
+    with SubprocVectorEnv(["tests.support.command_envs:Asks"], worker_command=command) as venv:
+        assert venv.get_env_attr("computed") == [[1, 2]]
+        assert venv.call("computed") == [[1, 2]]
+        with pytest.raises(AttributeError):
+            venv.get_env_attr("wings")
+
+
 SPACES = [
     spaces.Box(np.array([-np.inf, 0]), np.array([1, np.inf]), dtype=np.float64),
     spaces.Box(0, 255, (2, 3), np.uint8),
