@@ -120,7 +120,7 @@ class InfoBatch(Sequence[dict[str, Any]]):
             raise AttributeError  # for the text, see `__getattr__`
         columns, n = self._infos.columns, self._infos.n
         in_order = self._ids.__class__ is range or list(self._ids) == list(range(n))
-        return columns if in_order else form.taken(columns, np.array(self._ids), n)
+        return columns if in_order else form.taken(columns, self.ids, n)
 
     def column(self, key: str) -> tuple[Any, Any]:
         """Return the column of a key, and its mask, as `columns.column`."""
@@ -133,7 +133,7 @@ class InfoBatch(Sequence[dict[str, Any]]):
 
     @property
     def ids(self) -> np.ndarray:
-        return np.arange(len(self._ids)) if self._ids.__class__ is range else np.array(self._ids)
+        return np.arange(len(self._ids)) if self._ids.__class__ is range else np.array(self._ids, np.int64)
 
     @property
     def finals(self) -> Finals | None:

@@ -460,6 +460,7 @@ def test_selected_infos_are_in_the_order_of_the_rows() -> None:
             assert chosen.ids.tolist() == infos.ids[rows].tolist()
             assert [info["env_id"] for info in chosen] == infos.ids[rows].tolist()
             np.testing.assert_array_equal(chosen.columns["speed"], infos.columns["speed"][rows])
+            assert infos.select(np.array([], np.int64)).columns["speed"].shape == (0,)
 
 
 def test_infos_that_a_wrapper_changes_have_no_columns() -> None:
