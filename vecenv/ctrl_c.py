@@ -11,7 +11,10 @@ from types import FrameType
 
 @contextmanager
 def sigint_deferred() -> Iterator[None]:
-    """Defer the first Ctrl-C to the end of a `with` block in the main thread. A second Ctrl-C is immediate."""
+    """Defer the first Ctrl-C to the end of a `with` block in the main thread.
+
+    A second Ctrl-C is immediate, except in a system call of `start_process`, which blocks SIGINT.
+    """
     before, pending = signal.getsignal(signal.SIGINT), list[FrameType | None]()
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield

@@ -536,13 +536,14 @@ class Server:
         if op not in ("get_env_attr", "has_attr", "set_env_attr", "call"):
             raise NotImplementedError(f"worker_numpy.py has no {op}; python -m vecenv.worker has it")
         name, env = args[0], self.envs[j].env
-        # An attribute that a wrapper forwards by `__getattr__` belongs to a layer inside.
-        while name not in vars(env) and not hasattr(type(env), name) and "env" in vars(env):
+        if op == "set_env_attr":  # an attribute that a wrapper forwards by `__getattr__` belongs to a layer inside
+            while not hasattr(type(env), name) and name not in vars(env) and "env" in vars(env):
+                env = env.env
+            return setattr(env, *args)
+        while not hasattr(env, name) and "env" in getattr(env, "__dict__", ()):
             env = env.env
         if op == "has_attr":
             return hasattr(env, name)
-        if op == "set_env_attr":
-            return setattr(env, *args)
         found = getattr(env, name)
         return found(*args[1], **args[2]) if op == "call" and callable(found) else found
 

@@ -64,6 +64,11 @@ class Elsewhere(gymnasium.Env):
         sys.stderr.flush()
         os._exit(3)
 
+    def do_detaches(self) -> None:
+        """Die, and leave a process with this stderr. It ends when nobody writes to the named pipe `path`."""
+        subprocess.Popen(["cat", self.path], stdout=subprocess.DEVNULL, start_new_session=True)
+        self.do_dies()
+
     def do_hangs(self) -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         os.write(1, b"hangs\n")
@@ -175,3 +180,16 @@ def waits_for(path: str) -> Any:
     while not os.path.exists(path):
         time.sleep(0.01)
     return Elsewhere()
+
+
+class Asks(Elsewhere):
+    """Env with attributes that it computes, around a simulator that it calls `env`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.env = object()
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "computed":
+            raise AttributeError(f"{self!r} has no attribute {name!r}")
+        return [1, 2]

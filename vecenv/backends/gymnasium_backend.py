@@ -89,7 +89,7 @@ class GymnasiumBackend(NativeBackend):
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
         super().encode(ids, ops, actions, payloads)
-        resets = self._resets = _resets(None if len(ids) == self.env_num else np.asarray(ids), ops)
+        resets = self._resets = _resets(ids, ops)
         if resets is None:
             self._check_reset(ids, payloads)
         elif len(resets) or len(ids) < self.env_num or self.over is not None:
@@ -330,7 +330,7 @@ def has_any(mask: Any) -> bool:
     return bool(np.count_nonzero(mask) if mask.__class__ is np.ndarray else mask.any())
 
 
-def _resets(ids: np.ndarray | None, ops: int | np.ndarray) -> np.ndarray | None:
+def _resets(ids: Sequence[int], ops: int | np.ndarray) -> np.ndarray | None:
     """Return the sorted ids of the envs to reset in a round with steps, or `None` for a round of resets."""
     if isinstance(ops, int):
         return None if ops in (opcodes.RESET, opcodes.RESET_KWARGS) else NO_IDS
@@ -338,4 +338,4 @@ def _resets(ids: np.ndarray | None, ops: int | np.ndarray) -> np.ndarray | None:
     resets = ((plain == opcodes.RESET) | (plain == opcodes.RESET_KWARGS)).nonzero()[0]
     if len(resets) == len(ops):
         return None
-    return resets if ids is None else np.sort(ids[resets])
+    return np.sort(np.asarray(ids)[resets])

@@ -108,8 +108,8 @@ class InfoBatch(Sequence[dict[str, Any]]):
     """
 
     def __init__(self, infos: RoundInfos, ids: Sequence[int]) -> None:
-        self._infos, self._ids = infos, infos.ids if infos.ids.__class__ is range and len(ids) == infos.n else ids
-        """A range: all envs in order."""
+        self._infos, self._ids = infos, ids
+        """Ids as a range: all envs in order."""
         self._made: dict[int, dict[str, Any]] = {}
         self._is_changed = False
         """True if a wrapper has replaced dicts, for example because they have last observations."""
@@ -120,7 +120,7 @@ class InfoBatch(Sequence[dict[str, Any]]):
             raise AttributeError  # for the text, see `__getattr__`
         columns, n = self._infos.columns, self._infos.n
         in_order = self._ids.__class__ is range or list(self._ids) == list(range(n))
-        return columns if in_order else form.taken(columns, np.array(self._ids), n)
+        return columns if in_order else form.taken(columns, self.ids, n)
 
     def column(self, key: str) -> tuple[Any, Any]:
         """Return the column of a key, and its mask, as `columns.column`."""
@@ -133,7 +133,7 @@ class InfoBatch(Sequence[dict[str, Any]]):
 
     @property
     def ids(self) -> np.ndarray:
-        return np.arange(len(self._ids)) if self._ids.__class__ is range else np.array(self._ids)
+        return np.arange(len(self._ids)) if self._ids.__class__ is range else np.array(self._ids, np.int64)
 
     @property
     def finals(self) -> Finals | None:

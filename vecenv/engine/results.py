@@ -254,7 +254,7 @@ class ReturnedColumns:
         self._last: InfoBatch | None = None
 
     def rows(self, asked: Sequence[int], taken: Taken) -> InfoBatch:
-        self._last = InfoBatch(taken.infos[0], asked)
+        self._last = InfoBatch(taken.infos[0], taken.infos[0].ids)  # `asked`, or a range, which is faster
         return self._last
 
     def by_id(self, taken: Taken) -> Mapping[int, dict[str, Any]]:

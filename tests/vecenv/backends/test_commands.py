@@ -1,8 +1,10 @@
 """Workers that a command starts: `python -m vecenv.worker`, worker_numpy.py, and programs that send nonsense."""
 
+import os
 import subprocess
 import time
 from functools import partial
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tests.support.command_envs import Elsewhere
 from tests.support.commands import COMMAND
 from tests.support.paths import ROOT
 from vecenv import EnvStepError, RemoteObject, SubprocVectorEnv, WorkerDiedError, WorkerTimeoutError
+from vecenv.backends.pool.command_worker import StderrCopier
 from vecenv.backends.worker.plain_code import PLAIN
 from vecenv.worker_numpy import MAGIC
 
@@ -105,6 +108,15 @@ def test_calls_and_attributes(command):
         venv.step([0, 0])
 
 
+@both
+def test_an_attribute_that_an_env_computes(command):
+    with SubprocVectorEnv(["tests.support.command_envs:Asks"], worker_command=command) as venv:
+        assert venv.get_env_attr("computed") == [[1, 2]]
+        assert venv.call("computed") == [[1, 2]]
+        with pytest.raises(AttributeError):
+            venv.get_env_attr("wings")
+
+
 SPACES = [
     spaces.Box(np.array([-np.inf, 0]), np.array([1, np.inf]), dtype=np.float64),
     spaces.Box(0, 255, (2, 3), np.uint8),
@@ -174,6 +186,39 @@ def test_a_worker_that_ends_names_its_command_and_its_last_lines(command, capfd)
         assert caught.value.partial.env_id.tolist() == [1]
         venv.reset([0])
         assert venv.step([0, 0])[0][:, 1].tolist() == [1, 3]
+
+
+def test_a_detached_process_delays_the_errors_of_all_envs_once(tmp_path, monkeypatch):
+    waits, join = [], StderrCopier.join
+    monkeypatch.setattr(StderrCopier, "join", lambda *args: waits.append(args) or join(*args))
+    os.mkfifo(path := tmp_path / "pipe")
+    writer = os.open(path, os.O_RDWR)
+    try:
+        with SubprocVectorEnv(
+            [(ENV, {"what": "detaches", "path": str(path)}), *[ENV] * 3], num_workers=1, worker_command=COMMAND
+        ) as venv:
+            venv.reset()
+            venv.step([0] * 4)
+            with pytest.raises(WorkerDiedError, match="last words"):
+                venv.step([0] * 4)
+            assert len(waits) == 1
+    finally:
+        os.close(writer)
+
+
+def test_a_program_without_a_thread_left_starts_no_command(monkeypatch, tmp_path):
+    def refused(thread):
+        if thread.name == "vecenv-stderr":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    start = Thread.start
+    monkeypatch.setattr(Thread, "start", refused)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        elsewhere(command=["touch", str(tmp_path / "started")])
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.guarantee("G8.9")

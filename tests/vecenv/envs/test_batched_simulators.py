@@ -434,6 +434,35 @@ def test_permuted_ids_order_actions_rows_and_columns(library: str) -> None:
             np.testing.assert_array_equal([info[key] for info in infos], infos.columns[key])
 
 
+def test_permuted_ids_order_resets() -> None:
+    ids = [3, 1, 0, 2]
+    with from_gymnasium(simulator("numpy", final="next")) as venv, alone() as plain:
+        for each in (venv, plain):
+            each.reset()
+            for t in range(2):  # env 0 ends
+                each.step(actions(t))
+        with pytest.raises(RuntimeError, match="env 0 has not been reset"):
+            venv.step(actions(2)[ids], ids, reset=[3])
+        ours, theirs = (each.step(actions(2)[ids], ids, reset=[0]) for each in (venv, plain))
+        for mine, other in zip(ours[:-1], theirs[:-1], strict=True):
+            np.testing.assert_array_equal(mine, other)
+
+
+def test_selected_infos_are_in_the_order_of_the_rows() -> None:
+    rows = [3, 1, 0, 2]
+    with from_gymnasium(simulator("numpy")) as venv:
+        venv.reset()
+        for infos in (
+            venv.step(actions(0), autoreset=True)[-1],
+            venv.step(actions(1), [1, 0, 3, 2], autoreset=True)[-1],
+        ):
+            chosen = infos.select(np.array(rows))
+            assert chosen.ids.tolist() == infos.ids[rows].tolist()
+            assert [info["env_id"] for info in chosen] == infos.ids[rows].tolist()
+            np.testing.assert_array_equal(chosen.columns["speed"], infos.columns["speed"][rows])
+            assert infos.select(np.array([], np.int64)).columns["speed"].shape == (0,)
+
+
 def test_infos_that_a_wrapper_changes_have_no_columns() -> None:
     with VectorEnvNormObs(from_gymnasium(simulator("numpy"))) as venv:
         infos = [step[-1] for step in played(venv, True)[1:]]

@@ -142,21 +142,32 @@ class CommandProcess:
 class StderrCopier(threading.Thread):
     """Copies the stderr of a command to the stderr of this process at once, because a full pipe blocks the envs."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self) -> None:
         super().__init__(name="vecenv-stderr", daemon=True)
-        self._file = file
+        self._fd, self.theirs = os.pipe()
+        """Descriptors of the pipe: for the thread, and for the command."""
+        self._has_waited = False
         self.last = b""
+        try:
+            self.start()
+        except RuntimeError:  # the system allows no further thread
+            os.close(self._fd)
+            os.close(self.theirs)
+            raise
 
     def run(self) -> None:
-        with self._file:
-            while data := self._file.read(CHUNK):
+        try:
+            while data := os.read(self._fd, CHUNK):
                 self.last = (self.last + data)[-4096:]
                 with contextlib.suppress(OSError):
                     os.write(2, data)
+        finally:
+            os.close(self._fd)
 
     def end(self, timeout: float) -> bytes:
-        """Wait for the end of the stream, which a process that an env has detached may keep open. Return its end."""
-        if self.is_alive():
+        """Return the last lines. Wait once for the end, which a process that an env has detached may delay."""
+        if self.is_alive() and not self._has_waited:
+            self._has_waited = True
             self.join(timeout)
         return self.last
 
@@ -181,19 +192,17 @@ class CommandWorker(ProcessWorker):
         self.channel = CommandChannel(ours, self.line)
         LAUNCHED.add(self)
         try:
+            self.errors = StderrCopier()
             popen = subprocess.Popen(
                 self.command,
-                bufsize=0,
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                stderr=subprocess.PIPE,
+                stderr=self.errors.theirs,
                 process_group=0,  # so that Ctrl-C does not reach it. The scheduler favours a session, so keep ours
                 env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ},
             )
             self.process = CommandProcess(popen)
             self.launched = self.alive = True
-            self.errors = StderrCopier(popen.stderr)
-            self.errors.start()
         except BaseException as error:  # if the process has started, closing the channel ends it
             self.close_ends()
             if isinstance(error, OSError):
@@ -202,6 +211,8 @@ class CommandWorker(ProcessWorker):
             raise
         finally:
             theirs.close()
+            if self.errors is not None:
+                os.close(self.errors.theirs)
         self._pidfd = pidfd(self.pid)
         self.channel.post(messages.START, 0, PLAIN.dumps(pool.start_message(args)))
 
