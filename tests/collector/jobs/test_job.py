@@ -380,6 +380,23 @@ class TestFailures:
         resume_job(tmp_path / "a", small)
         assert_same(tmp_path / "a", uninterrupted)
 
+    def test_the_first_error_is_raised_though_the_disk_is_full_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(fd: int, data: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        failed: list[str] = []
+
+        def fill_the_disk(state: Any) -> None:
+            failed.append(state.status)
+            monkeypatch.setattr(safe_folder, "write", full)
+
+        changes = {**counting(every=episode_seed(0, 90)), **RAISED}
+        with pytest.raises(OverflowError, match="cannot be played"):
+            run_job(job(**changes), tmp_path / "a", on_progress=fill_the_disk)
+        assert failed
+
     @FULL
     def test_so_does_a_disk_that_is_full_when_metrics_are_written(self, tmp_path: Path) -> None:
         metrics = Metrics(tmp_path)
