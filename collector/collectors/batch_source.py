@@ -96,7 +96,9 @@ class BatchSource(Layer):
         if request.on_step is not None:
             request.on_step.fill(batch.extras, batch.shape)
         ended = self._returns.add(batch)
-        batch.__dict__["episode_returns"] = ended.returns  # the fields of a batch are frozen for its users
+        held = batch.__dict__  # the fields of a batch are frozen for its users
+        held["episode_returns"] = ended.returns
+        del held["_runs"], held["_rewards"]  # the program may change the columns that they were computed from
         self.steps += batch.frames
         self._ended += len(ended.lens)
         self._recent_returns.extend(ended.returns.sum(tuple(range(1, ended.returns.ndim))).tolist())

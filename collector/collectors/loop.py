@@ -97,10 +97,11 @@ class Loop:
         """Move the latest observations to where this batch keeps them. to_device: see `_to_device`."""
         log, has_hook = self.log, request.on_step is not None and request.on_step.needs_obs
         if to_device != self._to_device:
-            self._to_device, self._place = to_device, to_device
+            place: Callable[[Any], Any] | None = to_device
             if self._gets_tensors:
-                self._place = ON_HOST if to_device is None else partial(_place_tensors, to_device)
-            log.convert_obs(self._place or ON_HOST)
+                place = ON_HOST if to_device is None else partial(_place_tensors, to_device)
+            log.convert_obs(place or ON_HOST)
+            self._to_device, self._place = to_device, place  # last, so that the next batch repeats a failed conversion
         self._shows = to_device is not None and has_hook
         self._shown = ON_HOST(log.obs(None)) if self._shows and "obs" in log.columns else None
 

@@ -188,6 +188,12 @@ class TestCutter:
         assert [(len(episode), episode.env_id) for episode in found] == [(5, 0)] * 3 + [(12, 1)]
         assert all(episode.obs[0][1] == 0 for episode in found)
 
+    def test_a_batch_that_the_program_has_changed_is_cut_as_it_is(self) -> None:
+        with make(SyncDataCollector, 3, 4) as collector:
+            batch = collector.rollout()
+        batch.mask[:, -2:] = False
+        assert [len(episode) for episode in EpisodeCutter().cut(batch)] == [3, 4, 3, 4]
+
     def test_what_it_keeps_holds_no_batch(self) -> None:
         """The cutter keeps only the steps of unfinished episodes, because an episode may be long."""
         cutter = EpisodeCutter()

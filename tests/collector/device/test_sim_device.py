@@ -250,6 +250,23 @@ FAULTS: dict[str, tuple[str, Any, Callable[[], None]]] = {
 
 
 @needs_sim
+@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+def test_a_collector_continues_after_the_device_had_no_memory(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(transfer: Transfer, tree: Any) -> Any:
+        raise MemoryError("the device has no memory")
+
+    with kind(cartpoles(3), Pushes(), frames_per_batch=12, device="sim", init_random_frames=12) as collector:
+        assert collector.next().frames == 12
+        with monkeypatch.context() as patched:
+            patched.setattr(Transfer, "to_device", refuse)
+            with pytest.raises(MemoryError):
+                collector.next()
+        batch = collector.next()
+        assert batch.frames == 12
+        assert batch.obs.device.type == "sim"
+
+
+@needs_sim
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_transfers_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, patch, check = FAULTS[fault]
