@@ -63,7 +63,7 @@ class GymnasiumBackend(NativeBackend):
         self._infos: dict[Any, Any] = {}
         """Columns of the infos of this round."""
         self._finals: Finals | None = None
-        self._resets: np.ndarray | None = None
+        self._rows_to_reset: np.ndarray | None = None
         """Result of `_resets` for the round that `encode` has checked."""
         self.envs: Any = envs
         self.closed_by_caller = False
@@ -89,7 +89,7 @@ class GymnasiumBackend(NativeBackend):
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
         super().encode(ids, ops, actions, payloads)
-        resets = self._resets = _resets(ids, ops)
+        resets = self._rows_to_reset = _resets(ids, ops)
         if resets is None:
             self._check_reset(ids, payloads)
         elif len(resets) or len(ids) < self.env_num or self.over is not None:
@@ -140,7 +140,7 @@ class GymnasiumBackend(NativeBackend):
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         begin = perf_counter()
-        arena, resets = self.arena, self._resets
+        arena, resets = self.arena, self._rows_to_reset
         rows: Any = ... if ids is None else ids
         arena.status[rows] = opcodes.STEP  # so that a call from another thread finds these envs busy
         self._finals = None
