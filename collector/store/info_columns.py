@@ -68,12 +68,13 @@ def with_info_columns(episodes: EpisodeBatch, layout: EpisodeLayout | None) -> E
 def _column(key: str, values: np.ndarray, row: np.dtype | None) -> np.ndarray:
     present: Any = slice(None)
     entries: Any = values
+    found = values
     if values.dtype == TEXT:
         present = [i for i, value in enumerate(values) if value is not None]
         entries = [values[i] for i in present]
         if not entries and row is None:
             raise DatasetError(f"info_keys: no info of the first episodes that ended has {key!r}; leave this key out")
-    found = _stacked(key, entries) if values.dtype == TEXT else values
+        found = _stacked(key, entries)
     row = _row_of(found) if row is None else row
     column = blank((len(values), *row.shape), row.base)
     if len(entries):
