@@ -138,27 +138,26 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
         check_data_set(tmp_path)
 
 
-def test_wrong_transitions_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_obs_as_next_obs(found: Any) -> Any:
+    return replace(found, next_obs=found.obs)
+
+
+def without_end(found: Any) -> Any:
+    return replace(found, terminated=np.zeros(len(found), bool), truncated=np.zeros(len(found), bool))
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "message"),
+    [
+        ("take", with_obs_as_next_obs, "episode 0: next_obs of its transitions"),
+        ("__getitem__", without_end, "episode 0: the steps that end it"),
+    ],
+)
+def test_a_reader_that_returns_other_steps_is_found(
+    method: str, change: Callable[[Any], Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path)
-    take = Dataset.take
-
-    def shifted(data: Dataset, steps: Any) -> Any:
-        found = take(data, steps)
-        return replace(found, next_obs=found.obs)
-
-    monkeypatch.setattr(dataset.Dataset, "take", shifted)
-    with pytest.raises(AssertionError, match="episode 0: next_obs of its transitions"):
-        check_data_set(tmp_path)
-
-
-def test_an_episode_without_an_end_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path)
-    read = Dataset.__getitem__
-
-    def without_end(data: Dataset, which: Any) -> Any:
-        found = read(data, which)
-        return replace(found, terminated=np.zeros(len(found), bool), truncated=np.zeros(len(found), bool))
-
-    monkeypatch.setattr(dataset.Dataset, "__getitem__", without_end)
-    with pytest.raises(AssertionError, match="episode 0: the steps that end it"):
+    read = getattr(Dataset, method)
+    monkeypatch.setattr(dataset.Dataset, method, lambda data, which: change(read(data, which)))
+    with pytest.raises(AssertionError, match=message):
         check_data_set(tmp_path)
