@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, TimeLimit
 
@@ -245,6 +246,32 @@ def test_statistics_and_generators_move_with_the_env(make_env: Any) -> None:
         got = rounds(venv, lambda count: venv.stats()["recycled"] >= 2)
     with DummyVectorEnv([make_env] * N) as venv:
         assert got == rounds(venv, lambda count: count == len(got))
+
+
+class ClosesLater(Leaky):
+    """Env whose `close` waits until the file exists."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def close(self) -> None:
+        while not self.file.exists():
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", [ShmemVectorEnv, *full([SubprocVectorEnv])])
+def test_a_worker_that_has_closed_its_envs_before_close_is_no_problem(kind: Any, tmp_path: Path) -> None:
+    file = tmp_path / "close"
+    with kind([partial(ClosesLater, file)] * N, num_workers=2, recycle_after=1) as venv:
+        produced, limit = rows(venv, by_autoreset), time.monotonic() + WITHIN
+        workers = [psutil.Process(pid) for pid in set(venv.get_env_attr("pid"))]
+        while venv.stats()["recycled"] == 0:
+            assert time.monotonic() < limit, venv.stats()
+            next(produced)
+        file.touch()
+        while not psutil.wait_procs(workers, timeout=0.05)[0]:
+            assert time.monotonic() < limit
 
 
 def counted() -> Any:

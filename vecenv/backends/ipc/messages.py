@@ -120,14 +120,14 @@ class Channel:
         return memoryview(data)[sum(sent) :]
 
     def flush(self) -> bool:
-        """Send kept bytes. Return True if all were sent, or if the channel has ended."""
+        """Send kept bytes. Return True if all were sent, or if nobody receives them any more."""
         while not self.ended and (unsent := self._unsent()):
             try:
                 self._out[1].extend(map(self._sock.send, (unsent[:CHUNK],), DONT_WAIT))
             except BlockingIOError:
                 return False
             except OSError:
-                self.ended = True
+                break  # the other end is closed, but what it has sent can still be received
         self._out = NONE_UNSENT
         return True
 
