@@ -1,4 +1,4 @@
-"""Distributed data frames read the Parquet export of data sets."""
+"""Data frames, databases and table formats read the Parquet export of data sets."""
 
 from __future__ import annotations
 
@@ -105,6 +105,54 @@ def test_fastparquet_reads_matrices_as_none_and_halves_as_bytes() -> None:
     assert isinstance(steps["obs_half"].iloc[0][0], bytes)
     wide = dict(expected_columns("dict"))["obs_wide"]
     assert np.stack(list(steps["obs_wide"])).tobytes() == wide.tobytes()
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_datafusion(name: str) -> None:
+    import datafusion
+
+    context = datafusion.SessionContext()
+    context.register_parquet("steps", f"data/{name}-parquet/steps")
+    steps = pyarrow.Table.from_batches(context.sql("SELECT * FROM steps ORDER BY episode, step").collect())
+    check(name, lambda column: steps[column].to_numpy())
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_chdb(name: str) -> None:
+    import chdb
+
+    query = f"SELECT * FROM file('data/{name}-parquet/steps/*.parquet', Parquet) ORDER BY episode, step"
+    steps = pyarrow.ipc.open_file(chdb.query(query, "Arrow").bytes()).read_all()
+    check(name, lambda column: steps[column].to_numpy())
+
+
+@pytest.mark.parametrize("name", sorted({*SETS} - HALVES))
+def test_deltalake(name: str, tmp_path: Path) -> None:
+    import deltalake
+
+    deltalake.write_deltalake(tmp_path, pyarrow.parquet.read_table(f"data/{name}-parquet/steps"))
+    steps = deltalake.DeltaTable(tmp_path).to_pyarrow_table().sort_by([("episode", "ascending"), ("step", "ascending")])
+    check(name, lambda column: steps[column].to_numpy())
+
+
+def test_deltalake_refuses_halves(tmp_path: Path) -> None:
+    import deltalake
+
+    with pytest.raises(Exception, match="Float16"):
+        deltalake.write_deltalake(tmp_path, pyarrow.parquet.read_table("data/dict-parquet/steps"))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_pyiceberg(name: str, tmp_path: Path) -> None:
+    from pyiceberg.catalog.memory import InMemoryCatalog
+
+    written = pyarrow.parquet.read_table(f"data/{name}-parquet/steps")
+    catalog = InMemoryCatalog(name, warehouse=str(tmp_path))
+    catalog.create_namespace("data")
+    table = catalog.create_table("data.steps", schema=written.schema)
+    table.append(written)
+    steps = table.scan().to_arrow().sort_by([("episode", "ascending"), ("step", "ascending")])
+    check(name, lambda column: steps[column].to_numpy())
 
 
 def test_the_page(run: Run) -> None:
