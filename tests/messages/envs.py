@@ -14,8 +14,23 @@ from gymnasium.vector import SyncVectorEnv
 
 from collector import AsyncDataCollector, EpisodeSeeds, SyncDataCollector
 from tests.messages.rows import NOTHING, Subject, rows_for
+from tests.support.cases import Records
+from tests.support.pool_double import PoolDouble
 from tests.support.simulators import Alone, N, Odd, Simulator, Wrong, actions, cartpoles, counting, native
-from vecenv import EnvContractError, GymnasiumVectorEnv, ObservationError, from_gymnasium
+from vecenv import (
+    ContinuousToDiscrete,
+    EnvContractError,
+    EnvPoolVectorEnv,
+    GymEnv,
+    GymnasiumVectorEnv,
+    MultiDiscreteToDiscrete,
+    MultiThreadedEnv,
+    MultiThreadedEnvWrapper,
+    ObservationError,
+    from_gymnasium,
+    make_vec,
+)
+from vecenv.testing import CountingEnv
 
 
 def ready(make: Callable[[], Any], action: Any, **options: Any) -> Subject:
@@ -202,4 +217,160 @@ VECTOR_ENVS = [
         ),
     ),
 ]
-ROWS = [*VECTOR_ENVS]
+
+# EnvPool, by its double.
+
+
+def pools(n: int = 3, **config: Any) -> EnvPoolVectorEnv:
+    return EnvPoolVectorEnv(PoolDouble.make(n, **config))
+
+
+def wrapper(**arguments: Any) -> Callable[[Any], object]:
+    return lambda _: MultiThreadedEnvWrapper(PoolDouble.make(2), **arguments)
+
+
+def threaded(**arguments: Any) -> Callable[[Any], object]:
+    return lambda _: MultiThreadedEnv(**{"num_workers": 2, "env_name": "CartPole-v1", **arguments})
+
+
+WITHOUT_EFFECT = (
+    ({"frame_skip": 4}, "create_env_kwargs"),
+    ({"frame_skip": True}, "create_env_kwargs"),
+    ({"device": "cuda:0"}, "collector"),
+    ({"categorical_action_encoding": False}, "one-hot"),
+    ({"disable_env_checker": False}, "check_vector_env"),
+    ({"allow_done_after_reset": True}, "after a reset"),
+)
+
+
+def moved_nothing(venv: EnvPoolVectorEnv) -> None:
+    assert [info["elapsed_step"] for info in venv.step([0, 0, 0])[4]] == [1, 1, 1]
+
+
+def reset_pools() -> EnvPoolVectorEnv:
+    venv = pools()
+    venv.reset(options=None)
+    return venv
+
+
+ENVPOOL = [
+    *rows_for(
+        Subject(reset_pools, moved_nothing),
+        (lambda venv: venv.step([0, 10**6, 0]), ValueError, "for env 1 is 1000000, which is not in Discrete"),
+        (lambda venv: venv.step([0, 0, -1], [2, 0, 1]), ValueError, "the action for env 1 is -1"),
+        (lambda venv: venv.step([0.5, 0, 0]), TypeError, "must be whole numbers"),
+        (lambda venv: venv.step([0, 0]), ValueError, "got 2 actions for 3 envs"),
+        (lambda venv: venv.step([[0, 1]] * 3, [2, 0, 1]), ValueError, "has the shape (3, 2), expected (3,)"),
+        (lambda venv: venv.step([0], [9]), IndexError, "9"),
+        (lambda venv: venv.reset([9]), IndexError, "9"),
+        (lambda venv: venv.step([0, 0], [0, 0]), ValueError, "0"),
+        (lambda venv: venv.step([0, 0, 0], autoreset=True), TypeError, "autoreset=True"),
+        (lambda venv: venv.reset(options={"x": 1}), TypeError, "takes only seed"),
+        (lambda venv: venv.reset(length=3), TypeError, "takes only seed"),
+        (lambda venv: venv.reset([0], seed=1), ValueError, "of all its 3 envs at once"),
+        (lambda venv: venv.reset(seed=[1, None, 2]), ValueError, "of all its 3 envs at once"),
+        (lambda venv: venv.seed([1, None, 2]), ValueError, "seeds all its envs together"),
+        (lambda venv: venv.get_env_attr("x"), AttributeError, "C++"),
+        (lambda venv: venv.set_env_attr("x", 1), AttributeError, "C++"),
+        (lambda venv: venv.call("x"), AttributeError, "C++"),
+        (lambda venv: venv.render(), RuntimeError, "render_mode"),
+        (lambda venv: venv.render(width=3), TypeError, "width"),
+    ),
+    *rows_for(
+        NOTHING,
+        (
+            collected(lambda: pools(2), episode_seeds=SEEDS),
+            ValueError,
+            "steps or seeds all envs together, but episode_seeds",
+        ),
+        *((make(**given), ValueError, says) for given, says in WITHOUT_EFFECT for make in (wrapper, threaded)),
+        (lambda _: EnvPoolVectorEnv("CartPole-v1"), TypeError, "expected a pool"),
+        (lambda _: EnvPoolVectorEnv(PoolDouble), TypeError, "expected a pool"),
+        (lambda _: pools(2, max_num_players=4), ValueError, "up to 4 players"),
+        (lambda _: EnvPoolVectorEnv.make("CartPole-v1", 0), ValueError, "num_envs must be", "at least 1, got 0"),
+        (lambda _: EnvPoolVectorEnv.make(None, 1), TypeError, "the task must be the id of an EnvPool task"),
+        (lambda _: MultiThreadedEnvWrapper(), TypeError, "needs env"),
+        (wrapper(speed=3), TypeError, "unexpected argument 'speed'"),
+        (
+            lambda _: MultiThreadedEnvWrapper(PoolDouble.make(2, batch_size=1)),
+            ValueError,
+            "asynchronous, 1 of 2",
+            "EnvPoolVectorEnv",
+        ),
+        (lambda _: MultiThreadedEnv(2), TypeError, "env_name"),
+        (threaded(create_env_kwargs={"batch_size": 1}), ValueError, "create_env_kwargs must not have ['batch_size']"),
+        (threaded(create_env_kwargs=[("seed", 1)]), TypeError, "create_env_kwargs must be a dict"),
+        (threaded(num_workers="2"), TypeError, "num_workers must be an integer of at least 1, got '2'"),
+    ),
+]
+
+# Single envs.
+
+
+class Blind(CountingEnv):
+    def render(self) -> Any:
+        return None
+
+
+UNKNOWN, FRAME_SKIP = gym.error.NameNotFound, "frame_skip must be an integer of at least 1"
+REGISTERS_NONE = "The module 'numbers' was imported, and registers"
+PLANE = spaces.Box(np.array([-1, 0], np.float32), np.array([1, 3], np.float32))
+
+
+def discrete(space: Any, counts: Any) -> Callable[[Any], object]:
+    return lambda _: ContinuousToDiscrete(Records(space), counts)
+
+
+def combined(space: Any) -> Callable[[Any], object]:
+    return lambda _: MultiDiscreteToDiscrete(Records(space))
+
+
+SINGLE_ENVS = [
+    *rows_for(
+        NOTHING,
+        (lambda _: GymEnv(3), TypeError, "id of an env or an env, got 3"),
+        (lambda _: GymEnv("CartPole-v1", env=CountingEnv()), TypeError, "env_name and env were both passed"),
+        (lambda _: GymEnv(CountingEnv(), g=2.0), TypeError, "['g'] are arguments for gymnasium.make"),
+        (lambda _: GymEnv("NoSuch-v0", frame_skip=2), UNKNOWN, "NoSuch"),
+        (lambda _: GymEnv("numbers:Wlak"), UNKNOWN, "`Wlak`", REGISTERS_NONE),
+        (lambda _: make_vec("numbers:Wlak"), UNKNOWN, "`Wlak`", REGISTERS_NONE),
+        (lambda _: GymEnv("no_such_module:NoSuch-v0"), ModuleNotFoundError, "no_such_module"),
+        (lambda _: GymEnv("Pendulum-v1", frame_skip=0), ValueError, FRAME_SKIP),
+        (lambda _: GymEnv("Pendulum-v1", frame_skip=2.0), TypeError, FRAME_SKIP),
+        (
+            lambda _: GymEnv(GymEnv(CountingEnv(), frame_skip=4), frame_skip=2),
+            ValueError,
+            "skips frames already: 4 per step",
+        ),
+        (
+            lambda _: GymEnv(gym.make("CartPole-v1"), from_pixels=True),
+            ValueError,
+            'render_mode="rgb_array", got None',
+        ),
+        (lambda _: GymEnv("FrozenLake-v1", from_pixels=True, render_mode="ansi"), ValueError, "got 'ansi'"),
+        (lambda _: GymEnv(Blind(), from_pixels=True), ValueError, "returned None"),
+        (
+            lambda _: GymEnv(CountingEnv(), from_pixels=True, render_kwargs={"camera": 1}),
+            TypeError,
+            "'camera'",
+            "arguments of the constructor",
+        ),
+        (
+            lambda _: ContinuousToDiscrete(gym.make("CartPole-v1"), 2),
+            TypeError,
+            "Box action space, got Discrete(2)",
+        ),
+        (discrete(spaces.Box(-1, 1, (2, 2)), 2), ValueError, "one dimension"),
+        (discrete(spaces.Box(0, 9, (2,), np.int64), 2), ValueError, "of floats"),
+        (discrete(spaces.Box(-np.inf, np.inf, (2,)), 2), ValueError, "finite bounds"),
+        *((discrete(PLANE, n), ValueError, "action_per_dim") for n in (0, [2], [2, 2, 2], [2, 0], [2, 1.5])),
+        (
+            lambda _: MultiDiscreteToDiscrete(gym.make("CartPole-v1")),
+            TypeError,
+            "MultiDiscrete action space, got Discrete",
+        ),
+        (combined(spaces.MultiDiscrete([[3, 3], [3, 3]])), ValueError, "one dimension"),
+        (combined(spaces.MultiDiscrete([10] * 19)), ValueError, "combinations"),
+    ),
+]
+ROWS = [*VECTOR_ENVS, *ENVPOOL, *SINGLE_ENVS]
