@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +19,7 @@ from tests.support.cases import Records
 from tests.support.pool_double import PoolDouble
 from tests.support.simulators import Alone, N, Odd, Simulator, Wrong, actions, cartpoles, counting, native
 from vecenv import (
+    AtariVectorEnv,
     ContinuousToDiscrete,
     EnvContractError,
     EnvPoolVectorEnv,
@@ -373,4 +375,27 @@ SINGLE_ENVS = [
         (combined(spaces.MultiDiscrete([10] * 19)), ValueError, "combinations"),
     ),
 ]
-ROWS = [*VECTOR_ENVS, *ENVPOOL, *SINGLE_ENVS]
+
+# ALE, which has no wheel for free-threaded Python.
+
+
+def atari(game: Any = "pong", **options: Any) -> Callable[[Any], object]:
+    return lambda _: AtariVectorEnv(**{"game": game, "num_envs": 2, **options})
+
+
+COUNTS = ("num_envs", "batch_size", "stack_num", "img_height", "img_width", "frameskip")
+ATARI = rows_for(
+    NOTHING,
+    (atari(autoreset_mode="Disabled"), ValueError, "ShmemVectorEnv"),
+    (atari("chess"), ValueError, "no game 'chess'"),
+    (atari(None), TypeError, "game must be the name"),
+    (
+        atari(autoreset_mode="SameStep", life_loss_info=True),
+        ValueError,
+        "final_obs after a lost life is not the last observation: make the AtariVectorEnv with autoreset_mode",
+    ),
+    *((atari(**{name: -1}), ValueError, f"{name} must be") for name in COUNTS),
+    *((atari(**{name: 1.5}), TypeError, f"{name} must be") for name in COUNTS),
+    (atari(batch_size=3), ValueError, "batch_size must be"),
+)
+ROWS = [*VECTOR_ENVS, *ENVPOOL, *SINGLE_ENVS, *(ATARI if find_spec("ale_py") else ())]
