@@ -105,13 +105,7 @@ ACTIONS = [
     ),
     *actions_of(
         Pair,
-        (
-            {**COWS, "cow_1": [(0, [0.0, 1.0]), (2, [1.0, 1.0])]},
-            None,
-            ValueError,
-            "'cow_1'",
-            "must be a tuple of batches [0, 1]",
-        ),
+        ({**COWS, "cow_1": [(0, [0.0, 1.0]), (2, [1.0, 1.0])]}, None, ValueError, "'cow_1'", "must be a tuple"),
     ),
     *actions_of(
         Relay,
@@ -245,13 +239,7 @@ CONSTRUCTORS = rows_for(
     (parallel(Herd, Herd, Farsighted), ValueError, "agent 'cow_1'", "in env 0, but", "in env 2"),
     (parallel(Herd, Talkative), ValueError, "agent 'cow_2'", "in env 0, but Text"),
     (parallel(Nameless), TypeError, "pass possible_agents=[...]"),
-    (
-        parallel(Spaceless),
-        TypeError,
-        "observation_space('cow_0') of",
-        "raised AttributeError",
-        "define the method observation_space",
-    ),
+    (parallel(Spaceless), TypeError, "observation_space('cow_0') of", "raised AttributeError"),
     (parallel(Pathless), TypeError, "action_space('cow_0') of", "returned None, expected a"),
     (parallel(rps), TypeError, "use AECVectorEnv"),
     (parallel(lambda: 3), TypeError, "expected a ParallelEnv of PettingZoo, got 3"),
@@ -266,12 +254,7 @@ CONSTRUCTORS = rows_for(
     (parallel("butterfly/no_such_game-v0"), NO_GAME, "no_such_game"),
     (parallel(lambda: ONE_HERD, lambda: ONE_HERD), ValueError, "same env object"),
     (lambda _: AECVectorEnv([Herd], "dummy"), TypeError, "use ParallelVectorEnv"),
-    (
-        lambda _: AECVectorEnv([lambda: parallel_to_aec(AllTalk())], "dummy"),
-        TypeError,
-        "agent 'cow_0' is Text",
-        "expected a space of arrays",
-    ),
+    (lambda _: AECVectorEnv([lambda: parallel_to_aec(AllTalk())], "dummy"), TypeError, "expected a space of arrays"),
     (one(Herd), TypeError, "is a ParallelEnv: use ParallelVectorEnv"),
     (one(Relay), ValueError, "differ in their action space; use AECVectorEnv"),
     (one(CART_POLE), TypeError, "expected an AECEnv of PettingZoo, got", "CartPole"),
@@ -293,21 +276,13 @@ CONSTRUCTORS = rows_for(
     (flat(SB3VecEnv), ValueError, "flatten_agents(ParallelVectorEnv(3 agents", "autoreset_mode=AutoresetMode"),
     (flat(reset, lambda envs: envs.step(np.zeros(2, int))), ValueError, "shape (2,) for 6 rows"),
     (flat(lambda envs: envs.reset(seed=[0, 1, 2, 3])), ValueError, "got 4 seeds, expected 6 (one for each row) or 2"),
+    (flat(masked(*[True] * 3, *[False] * 3), autoreset_mode=AutoresetMode.DISABLED), RuntimeError, "first reset must"),
     (
-        flat(masked(*[True] * 3, *[False] * 3), autoreset_mode=AutoresetMode.DISABLED),
-        RuntimeError,
-        "first reset must be of all envs",
-    ),
-    (
-        flat(reset, masked(*[True] * 4, *[False] * 2), autoreset_mode="Disabled"),
+        flat(reset, masked(*[True] * 4, False, False), autoreset_mode="Disabled"),
         ValueError,
-        "some rows of env 1 but not all",
+        "some rows of env 1",
         "cow_0",
     ),
-    (
-        flat(lambda envs: SyncDataCollector(envs, frames_per_batch=8), own_episodes=True),
-        ValueError,
-        "use AsyncDataCollector",
-    ),
+    (flat(lambda envs: SyncDataCollector(envs, frames_per_batch=8), own_episodes=True), ValueError, "use Async"),
 )
 ROWS = [*ACTIONS, *CONSTRUCTORS]

@@ -10,12 +10,12 @@ import numpy as np
 from gymnasium import spaces
 
 from tests.messages.rows import NOTHING, rows_for
-from tests.support.cases import playing
 from tests.support.transform_envs import IMAGE, MIXED, VECTOR, Samples, plain
 from vecenv import DummyVectorEnv, EnvContractError, ObservationError
 from vecenv import transforms as tf
 
 ONES = np.ones((1, 3, 3))
+LONGS = np.zeros((1, 9, 7, 3), np.int64)
 PAIR = spaces.Tuple((VECTOR, VECTOR))
 
 
@@ -109,25 +109,14 @@ ROWS = rows_for(
     (lambda _: tf.GrayScale("602"), ValueError, "weights must be one of"),
     (lambda _: tf.GrayScale()(np.zeros((1, 8, 8, 1))), ValueError, "3 channels"),
     (lambda _: tf.GrayScale()(np.zeros((1, 8, 8, 8))), ValueError, 'pass channels="first"'),
-    *(
-        (
-            lambda _, each=each: each(np.zeros((1, 9, 7, 3), np.int64)),
-            ValueError,
-            "takes images of uint8 or floats, got int64: ",
-            "DTypeCast",
-        )
-        for each in (tf.GrayScale(), tf.Resize(4, 3))
-    ),
+    (lambda _: tf.GrayScale()(LONGS), ValueError, "takes images of uint8 or floats, got int64: ", "DTypeCast"),
+    (lambda _: tf.Resize(4, 3)(LONGS), ValueError, "takes images of uint8 or floats, got int64: ", "DTypeCast"),
     (lambda _: tf.Resize(0), ValueError, "positive integers"),
     (lambda _: tf.Resize(3, interpolation="cubic"), ValueError, "interpolation must be one of"),
     (lambda _: tf.CenterCrop(9)(np.zeros((1, 8, 8, 3))), ValueError, "expected at least 9 x 9"),
     (lambda _: tf.ToTensorImage()(np.zeros((1, 8))), ValueError, "finds no part to transform"),
     (lambda _: one(tf.CatTensors()), ValueError, "joins parts of a Dict"),
-    (
-        lambda _: tf.CatTensors(["a", "b"])({"a": ONES[..., :2], "b": ONES[:, :1, :1]}),
-        ValueError,
-        "cannot join",
-    ),
+    (lambda _: tf.CatTensors(["a", "b"])({"a": ONES[..., :2], "b": ONES[:, :1, :1]}), ValueError, "cannot join"),
     (lambda _: tf.CatTensors(dim=-2), ValueError, "so dim must be -1"),
     (lambda _: one(tf.Flatten(), spaces.Text(3)), ValueError, "cannot make a vector"),
     (lambda _: one(tf.StepCounter(step_count_key="x"), MIXED), ValueError, "already has"),
@@ -138,27 +127,14 @@ ROWS = rows_for(
     (lambda _: tf.RewardClipping(2, 1), ValueError, "is above"),
     (lambda _: tf.ObservationNorm(0, [1, 0], standard_normal=True), ValueError, "must not be zero"),
     (lambda _: tf.ActionScaling(1, 1), ValueError, "must be below"),
-    (
-        lambda _: tf.TransformedEnv(gymnasium.make("CartPole-v1"), tf.ActionScaling()),
-        ValueError,
-        "is a Box of floats",
-    ),
+    (lambda _: tf.TransformedEnv(gymnasium.make("CartPole-v1"), tf.ActionScaling()), ValueError, "is a Box of floats"),
     (lambda _: tf.TransformedEnv(gymnasium.make("CartPole-v1"), tf.PixelObservation()), ValueError, "render_mode"),
     (lambda _: tf.RenameTransform(["a", "b"], ["c"]), ValueError, "pass one for each"),
     (lambda _: tf.CatFrames(2, -1)(np.zeros((1, 2))), RuntimeError, "has a state per env"),
     (lambda _: tf.Flatten()(np.zeros((1, 2))), RuntimeError, "needs the observation space"),
-    (
-        lambda _: tf.TransformedEnv(gymnasium.make("Pendulum-v1"), tf.ActionScaling(-1e39, 0)),
-        ValueError,
-        "out of bounds",
-    ),
+    (lambda _: one(tf.ActionScaling(-1e39, 0)), ValueError, "out of bounds"),
     (lambda _: tf.NoopReset(3, action="noop"), ValueError, 'action must be "random" or an action'),
-    (
-        stepped(lambda: Samples(length=3), tf.NoopReset(4, random=False)),
-        RuntimeError,
-        "10 episodes of",
-        "ended within 4 steps",
-    ),
+    (stepped(Samples(length=3), tf.NoopReset(4, random=False)), RuntimeError, "10 episodes of", "within 4 steps"),
     *(
         (around(transform), TypeError, "put it into TransformedEnv")
         for transform in (tf.FrameSkip(2), tf.NoopReset(3), tf.PixelObservation())
@@ -166,33 +142,15 @@ ROWS = rows_for(
     (around(tf.StepCounter(), space=MIXED, stack_obs=False), ValueError, "stack_obs=True"),
     (twice, RuntimeError, BELONGS),
     (taken, RuntimeError, "Resize", BELONGS, "clone()"),
-    (
-        lambda _: one([tf.GrayScale()], IMAGE).insert_transform(5, tf.CenterCrop(8)),
-        IndexError,
-        "index 5 is out of range for 1 transforms",
-    ),
+    (lambda _: one([tf.GrayScale()], IMAGE).insert_transform(5, tf.CenterCrop(8)), IndexError, "index 5 is out"),
     # Results of a single env.
     *(
         (stepped(lambda flag=flag: Answers(truncated=flag), tf.RewardSum()), EnvContractError, "truncated=", "a bool")
         for flag in (None, "no", 2)
     ),
-    (
-        stepped(lambda: Answers(MIXED, more=1), tf.RewardSum()),
-        ObservationError,
-        "has the wrong keys: missing [], not in the space ['more'",
-    ),
-    (
-        stepped(playing(VECTOR, [np.zeros(5, np.float32), np.zeros(4, np.float32)])[0], tf.UnsqueezeTransform(0), 0),
-        RuntimeError,
-        "outside its space: obs is float32 (4,)",
-        "the space has float32 (5,)",
-    ),
-    (
-        stepped(lambda: Answers(reward=np.zeros(2)), tf.RewardSum()),
-        ValueError,
-        "RewardSum",
-        "needs rewards that are numbers, got the shape (2,)",
-    ),
+    (stepped(lambda: Answers(MIXED, more=1), tf.RewardSum()), ObservationError, "has the wrong keys: missing [],"),
+    (stepped(Answers(obs=np.zeros(4)), tf.UnsqueezeTransform(0)), RuntimeError, "obs is float64 (4,)", "float32 (5,)"),
+    (stepped(lambda: Answers(reward=np.zeros(2)), tf.RewardSum()), ValueError, "RewardSum", "needs rewards that"),
     (stepped(lambda: Answers(reward=np.zeros(2)), tf.VecNorm()), ValueError, "in_keys without 'reward'"),
     *(
         (stepped(Samples, tf.ActionScaling(), action), ValueError, "action has the shape", "expected (2,)")
@@ -209,16 +167,6 @@ ROWS = rows_for(
         for state in ({}, {"mean": 0.0}, {**STATE, "more": 1.0})
     ),
     (loaded(["x"], **STATE), ValueError, "expected ['x_count', 'x_mean'", "got ['observation_"),
-    (
-        loaded(["reward"], attach=True, **STATE),
-        ValueError,
-        "expected {'reward_mean': ()",
-        "got {'observation_mean': (5,)",
-    ),
-    (
-        fits_another_env,
-        ValueError,
-        "do not fit this env: expected {'x_mean': (3,)",
-        "got {'x_mean': (4,)",
-    ),
+    (loaded(["reward"], attach=True, **STATE), ValueError, "expected {'reward_mean': ()", "got {'obs"),
+    (fits_another_env, ValueError, "do not fit this env: expected {'x_mean': (3,)", "got {'x_mean': (4,)"),
 )
