@@ -197,16 +197,16 @@ def test_pixels_in_workers(kind):
 
 @FULL
 def test_pixels_are_added_to_the_state():
-    options = {"from_pixels": True, "height": 24, "width": 32}
-    env = renders_or_says_what_to_install(lambda: swingup(pixels_only=False, render_mode="rgb_array", **options))
+    env = renders_or_says_what_to_install(
+        lambda: swingup(from_pixels=True, pixels_only=False, height=24, width=32, render_mode="rgb_array")
+    )
     if env is not None:
         obs, _ = env.reset(seed=0)
         assert set(obs) == {"position", "velocity", "pixels"}
         assert env.observation_space.contains(obs)
         np.testing.assert_array_equal(env.render(), obs["pixels"])
-        env.close()
         with pytest.raises(ValueError, match="width"):  # larger than the model allows
-            swingup(**{**options, "width": 4000})
+            swingup(from_pixels=True, width=4000)
 
 
 @FULL

@@ -20,7 +20,6 @@ from tests.support.backends import FULL
 from tests.support.gymnasium_cases import Reports, assert_same
 from tests.support.simulators import N, Odd, Simulator, actions, cartpoles, count_calls, counting, native, played
 from vecenv import (
-    BaseVectorEnv,
     ClosedError,
     DummyVectorEnv,
     EnvContractError,
@@ -49,25 +48,6 @@ def test_the_contract_of_envs_that_step_together(mode: str) -> None:
     checks = ["actions_are_the_envs_own", "seeds", "rejected_calls", "errors_of_constructors"]
     checks += ["env_fns_are_called_once", "close"]
     check_vector_env(lambda fns, **options: from_gymnasium(SyncVectorEnv(fns, autoreset_mode=mode), **options), checks)
-
-
-def test_cartpoles_in_numpy_are_reset_in_the_next_step_of_the_others() -> None:
-    bare, ends = cartpoles(), 0
-    with from_gymnasium(cartpoles()) as venv:
-        assert isinstance(venv, BaseVectorEnv)
-        np.testing.assert_array_equal(venv.reset(seed=5)[0], bare.reset(seed=5)[0])
-        done = np.zeros(3, np.bool_)
-        for t in range(60):
-            action = np.array([0, 1, t % 2])
-            obs, rew, terminated, truncated, _ = venv.step(action, reset=done)
-            expected = bare.step(np.where(done, 0, action))
-            for ours, theirs in zip((obs, rew, terminated), expected, strict=False):
-                np.testing.assert_array_equal(ours, theirs)
-            assert rew.tolist() == (~done).astype(float).tolist()
-            done = terminated | truncated
-            ends += int(done.sum())
-        assert ends > 5
-    bare.close()
 
 
 @FULL

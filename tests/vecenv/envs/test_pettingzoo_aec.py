@@ -15,7 +15,7 @@ from tests.fuzz import aec as programs
 from tests.fuzz.driver import run
 from tests.support.agent_envs import Herd, RandomPlay, Relay, Zoo, herd_in_turns, play_by_hand
 from tests.support.backends import FULL
-from vecenv import AECVectorEnv, DummyVectorEnv, EnvContractError, PettingZooEnv, ShmemVectorEnv
+from vecenv import AECVectorEnv, DummyVectorEnv, EnvContractError, PettingZooEnv
 
 KNIGHTS = "butterfly/knights_archers_zombies-v11"
 GAMES = ["classic/tictactoe-v3", "herd", pytest.param(KNIGHTS, marks=FULL)]
@@ -137,7 +137,7 @@ def test_turns_of_a_pettingzoo_env_are_those_of_pettingzoos_own_loop():
     make = partial(pettingzoo.make, "aec", "classic/tictactoe-v3")
     turns, returns = play_by_hand(make(), 2, RandomPlay(make()))
     play = RandomPlay(make())
-    with ShmemVectorEnv([lambda: PettingZooEnv(make())] * 2, num_workers=1) as venv:
+    with DummyVectorEnv([lambda: PettingZooEnv(make())] * 2) as venv:
         obs, _ = venv.reset(seed=[2, 2])
         total = 0
         for t, (agent, seen, info) in enumerate(turns):

@@ -73,21 +73,9 @@ def test_rows_of_dead_agents_are_empty_until_the_episode_of_their_env_ends_or_an
     assert [truncated.tolist() for *_, truncated, _ in steps] == [none, none, none, [False, False, True], none]
 
 
-def test_same_step_mode_has_gymnasiums_final_observations(herds):
-    envs = herds(autoreset_mode="SameStep")
-    assert envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
-    envs.reset(seed=[0, 20])
-    for _ in range(4):
-        obs, _, terminated, truncated, infos = envs.step(ZEROS)
-    assert (terminated | truncated).all()
-    assert obs.tolist() == [[2, 0]] * 3 + [[22, 0]] * 3
-    assert infos["_final_obs"].all()
-    assert [row.tolist() for row in infos["final_obs"]] == [[0, 0], [0, 0], [1, 4], [0, 0], [0, 0], [21, 4]]
-    assert infos["_final_info"].all()
-
-
 def test_the_last_observation_of_an_agent_that_ends_early_is_in_final_obs(herds):
     envs = herds(2, autoreset_mode="same_step", own_episodes=True)
+    assert envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
     envs.reset(seed=[0, 20])
     envs.step(ZEROS)
     obs, _, terminated, truncated, infos = envs.step(ZEROS)

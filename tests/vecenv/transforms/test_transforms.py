@@ -6,7 +6,6 @@ tests/messages/transforms.py.
 
 import copy
 import pickle
-from functools import partial
 
 import gymnasium
 import numpy as np
@@ -124,21 +123,6 @@ def test_actions_pass_the_last_transform_first():
         venv.step([[1.0, 2.0]])
         venv.step(([1.0, 2.0],))  # an action per env
     assert seen == [[3, 5]] * 4
-
-
-def test_actions_with_parts_are_cast_for_each_env():
-    class Pair(Samples):
-        def step(self, action):
-            return *super().step(np.zeros(2))[:-1], {"action": action}
-
-    cast = tf.DTypeCast("float32", "float64", in_keys_inv=["action"])
-    space = spaces.Tuple((spaces.Box(-2, 2, (1,)), spaces.Discrete(2)))
-    with tf.TransformedVectorEnv(DummyVectorEnv([partial(Pair, action_space=space)] * 2), cast) as venv:
-        venv.reset(seed=0)
-        batches = np.array([[1.0], [0.0]]), np.array([1, 0])
-        for actions in ([(np.ones(1), 1), (np.zeros(1), 0)], ((np.ones(1), 1), (np.zeros(1), 0)), batches):
-            seen = [info["action"] for info in venv.step(actions)[-1]]
-            assert [(x.tolist(), x.dtype, y) for x, y in seen] == [([1], np.float32, 1), ([0], np.float32, 0)]
 
 
 def test_the_action_space_of_a_transform_is_seeded():

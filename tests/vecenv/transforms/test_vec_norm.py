@@ -160,19 +160,6 @@ def test_from_a_file_it_normalises_the_same(tmp_path):
     np.testing.assert_array_equal(make_env.frozen_copy()().reset(seed=1)[0], want)
 
 
-def test_parts_are_known_by_their_names():
-    with attached(VecNorm(), MIXED) as venv, attached(None, MIXED) as raw:
-        venv.reset(seed=0)
-        norm = VecNorm()
-        norm.load_state_dict(venv.transform[0].state_dict())
-        venv.transform[0].freeze()
-        assert isinstance(norm.to_observation_norm(), Compose), "of several parts it is a chain"
-        want, got = venv.reset(seed=1)[0], norm.to_observation_norm()(raw.reset(seed=1)[0])
-        for key in ("x", "v", "pixels"):
-            np.testing.assert_allclose(got[key], want[key], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(got["deep"]["y"], want["deep"]["y"], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("space", "keys", "targets"),
     [
