@@ -194,7 +194,6 @@ def threaded(**arguments: Any) -> Callable[[Any], object]:
 
 WITHOUT_EFFECT = (
     ({"frame_skip": 4}, "create_env_kwargs"),
-    ({"frame_skip": True}, "create_env_kwargs"),
     ({"device": "cuda:0"}, "collector"),
     ({"categorical_action_encoding": False}, "one-hot"),
     ({"disable_env_checker": False}, "check_vector_env"),

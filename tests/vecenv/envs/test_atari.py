@@ -1,7 +1,5 @@
 """AtariVectorEnv: ALE's vector env with gymnasium's contract."""
 
-import importlib
-import sys
 from contextlib import closing
 
 import gymnasium as gym
@@ -235,10 +233,3 @@ def test_seeds_of_some_envs_reach_the_games_that_they_are_for(maker, tmp_path):
             envs.step(np.zeros(3, np.int64))
     found = {episode.env_id: episode.seed for episode in Dataset(tmp_path)}
     assert found == {0: None, 1: 7, 2: 8} if maker == "ale" else found == {0: None, 1: 8, 2: 9}
-
-
-def test_without_ale_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.delitem(sys.modules, "vecenv.envs.atari_env")
-    monkeypatch.setitem(sys.modules, "ale_py", None)
-    with pytest.raises(ImportError, match=r"pip install 'vecenv\[atari\]'$"):
-        importlib.import_module("vecenv.envs.atari_env")

@@ -217,22 +217,12 @@ def test_wait_num_is_the_batch_size_and_nothing_waits_without_an_end(make):
             assert len(venv.recv()[4]) > 0
 
 
-# TorchRL's names, and imports.
-
-
 def test_the_wrapper_of_torchrl_takes_a_synchronous_pool(make):
     with Wrapper(env=make(4), frame_skip=1, device="cpu", categorical_action_encoding=True) as env:
         assert (env.num_workers, env.batch_size) == (4, (4,))
         assert env.set_seed(1) > 4
         assert env.reset()[0].shape[0] == 4
         assert env.step([0, 1, 0, 1])[1].shape == (4,)
-
-
-def test_without_envpool_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "envpool", None)
-    for make in (lambda: EnvPoolVectorEnv.make("CartPole-v1", 2), lambda: MultiThreadedEnv(2, "CartPole-v1")):
-        with pytest.raises(ImportError, match=r"pip install 'vecenv\[envpool\]'"):
-            make()
 
 
 # Tasks of the EnvPool package.

@@ -1,7 +1,6 @@
 """GymEnv: names, repeated actions, and pixels, alone and in workers. tests/messages/envs.py has the errors."""
 
 import contextlib
-import re
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ from gymnasium.wrappers import AtariPreprocessing, MaxAndSkipObservation, TimeLi
 
 from tests.support.backends import FULL
 from tests.support.cases import equal_bits
-from vecenv import DMControlEnv, GymEnv, ShmemVectorEnv, ThreadVectorEnv
+from vecenv import GymEnv, ShmemVectorEnv, ThreadVectorEnv
 from vecenv.testing import CountingEnv
 from vecenv.transforms import PixelObservation, TransformedEnv
 
@@ -75,13 +74,6 @@ def test_atari_envs_are_found_without_an_import_or_the_error_says_what_to_instal
     )
     missing = "ALE/Pong-v5 needs ale-py: pip install 'vecenv[atari]'\n"
     assert printed_by(program) == missing + "True ['pixels'] ALE/Pong-v5\n"
-
-
-def test_without_dm_control_the_error_says_what_to_install_or_on_which_python(monkeypatch):
-    advice = "pip install 'vecenv[dmcontrol]'" if sys.version_info < (3, 13) else "use Python 3.12, because labmaze"
-    monkeypatch.setitem(sys.modules, "dm_control", None)
-    with pytest.raises(ImportError, match=re.escape(advice)):
-        DMControlEnv("cartpole", "swingup")
 
 
 @pytest.mark.filterwarnings("ignore:.*is different from the unwrapped version:UserWarning")

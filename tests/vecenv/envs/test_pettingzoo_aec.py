@@ -3,7 +3,6 @@
 Random programs compare the results of AECVectorEnv (tests/fuzz/aec.py). tests/messages/agents.py has the errors.
 """
 
-import sys
 from functools import partial
 
 import gymnasium
@@ -114,12 +113,6 @@ def test_an_env_that_keeps_its_dead_is_an_error_and_no_endless_loop():
             venv.step({agent: [act_of(agent)]})
         with pytest.raises(EnvContractError, match="did not remove the dead agent 'runner_0'"):
             venv.step({"runner_0": [1]})
-
-
-def test_an_id_without_pettingzoo_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pettingzoo", None)
-    with pytest.raises(ImportError, match=r"'classic/rps-v2'.*pip install -U 'vecenv\[pettingzoo\]'"):
-        PettingZooEnv("classic/rps-v2")
 
 
 @pytest.mark.filterwarnings("ignore:(Agents have|Observations are) different:UserWarning")
