@@ -29,6 +29,7 @@ from vecenv import (
     MultiThreadedEnv,
     MultiThreadedEnvWrapper,
     ObservationError,
+    VectorEnvWrapper,
     from_gymnasium,
     make_vec,
 )
@@ -96,10 +97,10 @@ without_masks = partial(native, "SameStep", resets_by_id=False)
 disabled = partial(native, "Disabled", resets_by_id=False)
 
 
-def facade(mode: str) -> Callable[[Any], object]:
+def facade(make: Callable[[], Any], mode: str, wrap: Any = lambda venv: venv) -> Callable[[Any], object]:
     def call(_: Any) -> None:
-        with from_gymnasium(cartpoles()) as venv:
-            GymnasiumVectorEnv(venv, autoreset_mode=mode)
+        with from_gymnasium(make()) as venv:
+            GymnasiumVectorEnv(wrap(venv), autoreset_mode=mode)
 
     return call
 
@@ -115,8 +116,10 @@ VECTOR_ENVS = [
         (lambda _: second_step(Odd(np.ones((2, 2)), over=True)), EnvContractError, "env 0: Odd ended an episode in"),
         (lambda _: second_step(Simulator(np), tensors=True), ObservationError, "obs is a ndarray, but tensors=True"),
         (lambda _: GymnasiumVectorEnv(tensors()), ValueError, "without tensors=True"),
-        (facade("Disabled"), ValueError, "autoreset_mode Disabled needs: make"),
-        (facade("SameStep"), ValueError, "autoreset_mode SameStep needs: make"),
+        (facade(cartpoles, "Disabled"), ValueError, "autoreset_mode Disabled needs: make"),
+        (facade(cartpoles, "SameStep"), ValueError, "autoreset_mode SameStep needs: make"),
+        (facade(same_step, "NextStep"), ValueError, "cannot reset them as autoreset_mode", "NextStep"),
+        (facade(same_step, "NextStep", VectorEnvWrapper), ValueError, "cannot reset them as", "NextStep"),
         wrong("reward", np.zeros(5), "reward=array([0", "shape (5,)", "step 2, expected the shape (4,)"),
         wrong("reward", 0.0, "reward=0.0 with the shape ()", "step 2, expected the shape (4,)"),
         wrong("reward", np.array(list("abcd")), "reward=", "dtype <U1 in step 2, expected numbers"),
@@ -169,6 +172,7 @@ VECTOR_ENVS = [
     ),
     *rows_for(
         Subject(ended, lambda venv: venv.step([0] * N, reset=[0])),
+        (lambda venv: venv.step([0] * N), RuntimeError, "env 0 has not been reset, or its episode is over"),
         (lambda venv: venv.send([0] * N, reset=[0], seed=7), ValueError, "cannot reset with seed or options, got"),
     ),
     *rows_for(

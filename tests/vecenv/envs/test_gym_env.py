@@ -1,6 +1,5 @@
 """GymEnv: names, repeated actions, and pixels, alone and in workers. tests/messages/envs.py has the errors."""
 
-import contextlib
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from gymnasium.wrappers import AtariPreprocessing, MaxAndSkipObservation, TimeLi
 
 from tests.support.backends import FULL
 from tests.support.cases import equal_bits
-from vecenv import GymEnv, ShmemVectorEnv, ThreadVectorEnv
+from vecenv import GymEnv, ThreadVectorEnv
 from vecenv.testing import CountingEnv
 from vecenv.transforms import PixelObservation, TransformedEnv
 
@@ -278,21 +277,6 @@ def test_an_env_that_observes_pictures_gives_them_as_pixels(from_pixels):
     assert obs["pixels"].shape == (210, 160, 3)
     assert env.observation_space.contains(obs)
     env.close()
-
-
-@FULL
-def test_pixels_in_workers_are_those_of_one_env():
-    make = partial(GymEnv, "CartPole-v1", from_pixels=True, pixels_only=False, frame_skip=2)
-    with ShmemVectorEnv([make] * 2) as venv, contextlib.closing(make()) as env:
-        obs, _ = venv.reset(seed=4)
-        want, _ = env.reset(seed=5)
-        for _ in range(3):
-            assert equal_bits(obs["pixels"][1], want["pixels"])
-            assert equal_bits(obs["observation"][1], want["observation"])
-            obs, rew, *_ = venv.step([1, 0])
-            want, reward, *_ = env.step(0)
-            assert rew[1] == reward == 2
-        assert venv.get_env_attr("frame_skip") == [2, 2]
 
 
 # Frames in threads.

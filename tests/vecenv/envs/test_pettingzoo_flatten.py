@@ -5,7 +5,6 @@ tests/messages/agents.py has the errors.
 
 import contextlib
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -138,14 +137,6 @@ def test_sb3_counts_and_learns_from_the_steps_of_agents_alone(herds):
     assert active[:4].sum(0).tolist() == [2, 3, 4] * 2
     last = model.rollout_buffer.episode_starts[2, [0, 3]]
     assert last.tolist() == [1, 1]  # no value is taken from the zeros
-
-
-def test_gymnasiums_wrappers_count_one_episode_a_row(herds):
-    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(herds())
-    envs.reset(seed=0)
-    found = [envs.step(np.array([1, 1, 1, 0, 0, 0]))[-1] for _ in range(4)][-1]["episode"]
-    assert found["r"].tolist() == [4, 6, 8, 2, 3, 4]
-    assert found["l"].tolist() == [4] * 6
 
 
 def test_a_reset_mask_resets_whole_envs(herds):
