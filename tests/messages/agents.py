@@ -149,6 +149,12 @@ class Numbered(Strangers):
     _act = dict.fromkeys(possible_agents, Herd._act["cow_0"])
 
 
+class Counted(Herd):
+    possible_agents = [1, 2, 3]
+    _obs = dict.fromkeys(possible_agents, Herd._obs["cow_0"])
+    _act = dict.fromkeys(possible_agents, Herd._act["cow_0"])
+
+
 class Spaceless(Herd):
     """Env that declares no observation spaces, as in cogrid 0.3.2."""
 
@@ -259,6 +265,7 @@ CONSTRUCTORS = rows_for(
     (one(Relay), ValueError, "differ in their action space; use AECVectorEnv"),
     (one(CART_POLE), TypeError, "expected an AECEnv of PettingZoo, got", "CartPole"),
     (one(lambda: parallel_to_aec(Nameless())), TypeError, "pass possible_agents="),
+    (one(lambda: parallel_to_aec(Counted())), TypeError, "the names of agents must be strings", "use AECVectorEnv"),
     (one("classic/no_such_game-v0"), NO_GAME, "no_such_game"),
     (after_end, RuntimeError, "call reset()"),
     (parallel(Nameless, possible_agents=["cow_2", "cow_0"]), EnvContractError, "0: the agent 'cow_1' is not one of"),
