@@ -182,13 +182,15 @@ def test_frame_skip_sums_rewards_and_stops_at_the_end():
 
 
 def test_noops_are_as_many_as_the_seed_says():
-    def begin(**options):
+    def begin(seeds=range(40), **options):
         env = tf.TransformedEnv(Samples(length=99), [tf.StepCounter(), tf.NoopReset(6, **options)])
-        return [int(env.reset(seed=seed)[0]["step_count"][0]) for seed in range(40)]
+        return [int(env.reset(seed=seed)[0]["step_count"][0]) for seed in seeds]
 
     assert begin(random=False) == [6] * 40
     assert set(begin()) == set(range(7))
     assert begin() == begin()
+    assert len(set(begin([5] * 9))) == 1
+    assert len(set(begin([5, *[None] * 20]))) > 1
 
 
 @pytest.mark.parametrize("pixels_only", [True, False])
