@@ -110,16 +110,16 @@ def test_a_step_outside_of_an_episode_is_refused_and_moves_no_env(make):
         assert elapsed(venv.step([0, 99, 0], reset=[1])[4])[1] == 0  # the action of an env that is reset is ignored
 
 
-def lives_at_ends(n, reset, step, ends=12):
-    """Return the lives of env 0 at the ends of its episodes."""
-    lives, done = [], np.zeros(n, np.bool_)
-    reset()
+def lives_at_ends(envs, lives_of, resets=False, ends=12):
+    """Return the lives of env 0 at the ends of its episodes. With `resets`, the next step resets finished envs."""
+    lives, done = [], np.zeros(2, np.bool_)
+    envs.reset()
     for t in range(9000):
         if len(lives) == ends:
             return lives
-        terminated, truncated, found = step(np.full(n, t % 3), done)
+        *_, terminated, truncated, infos = envs.step(np.full(2, t % 3, np.int32), **{"reset": done} if resets else {})
         done = terminated | truncated
-        lives += [int(found)] if done[0] else []
+        lives += [int(lives_of(infos))] if done[0] else []
     raise AssertionError(f"only {lives}")
 
 
@@ -127,21 +127,11 @@ def lives_at_ends(n, reset, step, ends=12):
 def test_a_game_goes_on_after_a_lost_life_as_in_the_bare_pool(make, how):
     task = {} if make == PoolDouble.make else {"task": "Breakout-v5"}
     pool, venv = (make(2, episodic_life=True, seed=3, **task) for _ in range(2))
-
-    def step_of(envs):
-        def step(action, done):
-            options = {"reset": done} if how == "step" else {}
-            *_, terminated, truncated, infos = envs.step(action.astype(np.int32), **options)
-            return terminated, truncated, infos[0]["lives"] if how == "step" else infos["lives"][0]
-
-        return step
-
     with EnvPoolVectorEnv(venv) as venv:
         if how == "step":
-            found = lives_at_ends(2, venv.reset, step_of(venv))
+            found = lives_at_ends(venv, lambda infos: infos[0]["lives"], resets=True)
         elif how == "facade":
-            envs = GymnasiumVectorEnv(venv)
-            found = lives_at_ends(2, envs.reset, step_of(envs))
+            found = lives_at_ends(GymnasiumVectorEnv(venv), lambda infos: infos["lives"][0])
         else:
             with SyncDataCollector(venv, frames_per_batch=600, info_keys=["lives"]) as collector:
                 found = []
@@ -149,10 +139,8 @@ def test_a_game_goes_on_after_a_lost_life_as_in_the_bare_pool(make, how):
                     batch = collector.next()
                     ends = (batch.terminated | batch.truncated)[0]
                     found += batch.extras["lives"][0][ends].tolist()
-    how = "bare"
-    expected = lives_at_ends(2, pool.reset, step_of(pool))
-    assert found[:12] == expected
-    assert expected[:6] == [4, 3, 2, 1, 0, 4]
+    assert found[:12] == lives_at_ends(pool, lambda infos: infos["lives"][0])
+    assert found[:6] == [4, 3, 2, 1, 0, 4]
 
 
 # Seeds.
