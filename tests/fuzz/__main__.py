@@ -22,6 +22,7 @@ FUZZERS = (
     "engine",
     "gymnasium",
     "columns",
+    "pools",
     "sb3",
     "transforms",
     "interrupts",

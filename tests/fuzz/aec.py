@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from pettingzoo import AECEnv
 
-from tests.fuzz.envs import ACTIONS, SPACES, assert_same, draw, number, rows_of, stacked
-from tests.fuzz.pettingzoo import AGENTS, NUMBERS, Games
+from tests.fuzz.envs import ACTIONS, assert_same, draw, number, rows_of, stacked
+from tests.fuzz.pettingzoo import AGENTS, NUMBERS, Agents, Games, without_mask
 from vecenv import AECVectorEnv
 
 N = 3
@@ -24,24 +25,14 @@ def alike_or_not(names: list[str]) -> Any:
     return one.map(lambda name: [name] * len(AGENTS)) | st.lists(one, min_size=len(AGENTS), max_size=len(AGENTS))
 
 
-class Table(AECEnv):  # type: ignore[type-arg, misc]
-    """Who dies, what is paid and what is observed follows from the seed, the number of the turn and the actions."""
+class Table(Agents, AECEnv):  # type: ignore[type-arg, misc]
+    """Who dies and what is paid follows from the seed, the number of the turn and the actions."""
 
     metadata = {"name": "table_v0", "render_modes": []}
-    possible_agents = AGENTS
-    render_mode = None
 
-    def __init__(self, seen: list[str], acted: list[str]) -> None:
-        super().__init__()
-        self.seen = {agent: SPACES[name] for agent, name in zip(AGENTS, seen, strict=True)}
-        self.acted = {agent: ACTIONS[name] for agent, name in zip(AGENTS, acted, strict=True)}
-        self.first = 0
-
-    def observation_space(self, agent: str) -> Any:
-        return self.seen[agent]
-
-    def action_space(self, agent: str) -> Any:
-        return self.acted[agent]
+    def __init__(self, **given: Any) -> None:
+        AECEnv.__init__(self)
+        Agents.__init__(self, **given)
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         self.first = self.first + 1 if seed is None else seed
@@ -50,11 +41,11 @@ class Table(AECEnv):  # type: ignore[type-arg, misc]
         self.rewards = dict.fromkeys(AGENTS, 0.0)
         self._cumulative_rewards = dict(self.rewards)
         self.terminations, self.truncations = dict.fromkeys(AGENTS, False), dict.fromkeys(AGENTS, False)
-        self.infos: Any = {agent: {} for agent in AGENTS}
+        self.infos: Any = {agent: self.say(agent, {}) for agent in AGENTS}
         self.agent_selection = AGENTS[self.first % len(AGENTS)]
 
     def observe(self, agent: str) -> Any:
-        return draw(self.seen[agent], np.random.default_rng([self.first, self.t, AGENTS.index(agent)]), self.done)
+        return self.see(agent)
 
     def step(self, action: Any) -> None:
         agent = self.agent_selection
@@ -68,7 +59,7 @@ class Table(AECEnv):  # type: ignore[type-arg, misc]
         for each in self.agents:
             self.terminations[each] = bool(rng.random() < 0.15)
             self.truncations[each] = bool(rng.random() < 0.05) or self.t == 9
-            self.infos[each] = {"t": self.t} if rng.random() < 0.5 else {}
+            self.infos[each] = self.say(each, {"t": self.t} if rng.random() < 0.5 else {})
         at = self.agents.index(agent) + 1
         following = self.agents[at:] + self.agents[:at]
         living = [each for each in following if not self.terminations[each] and not self.truncations[each]]
@@ -83,12 +74,13 @@ class Fuzz(Games):
         backend=st.sampled_from(["dummy", "dummy", "thread", "shmem", "subproc"]),
         mode=st.sampled_from(["NextStep", "SameStep", "Disabled"]),
         seen=alike_or_not(NUMBERS),
-        acted=alike_or_not(list(ACTIONS)),
+        acted=alike_or_not(["discrete", *ACTIONS]),
+        masks=st.sampled_from(["obs", "info", ""]),
     )
-    def make(self, n: int, backend: str, mode: str, seen: list[str], acted: list[str]) -> None:
-        self.sees_one, self.acts_one = len(set(seen)) == 1, len(set(acted)) == 1
-        env = partial(Table, seen, acted)
-        self.begin(AECVectorEnv([env] * n, backend, autoreset_mode=mode), env, n, mode)
+    def make(self, n: int, backend: str, mode: str, **given: Any) -> None:
+        self.sees_one, self.acts_one = (len(set(given[name])) == 1 for name in ("seen", "acted"))
+        env = partial(Table, **given)
+        self.begin(AECVectorEnv([env] * n, self.only or backend, autoreset_mode=mode), env, n, mode)
 
     @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True), seed=st.none() | SMALL)
     def reset(self, ids: list[int], seed: int | None) -> None:
@@ -105,6 +97,7 @@ class Fuzz(Games):
             rows = dict.fromkeys(AGENTS, rows[AGENTS[0]])
         batches = {agent: stacked(spaces[agent], rows[agent]) for agent in AGENTS}
         results = self.venv.step(batches[AGENTS[0]] if self.acts_one else batches, ids)
+        self.keep(*results[:4])
         for row, i in enumerate(ids):
             self.check_turn(row, i, {agent: rows[agent][row] for agent in AGENTS}, *results)
 
@@ -132,6 +125,8 @@ class Fuzz(Games):
         assert infos["active"][row].tolist() == [agent in before for agent in AGENTS], "active"
         assert infos["done"][row] == self.over[i], "done"
         if self.over[i] and self.mode == "SameStep":
+            assert infos["_final_obs"][row], "_final_obs"
+            assert AGENTS[infos["final_agent"][row]] in before, "final_agent"
             env.reset()
             self.over[i] = False
         self.compare(row, i, obs, infos)
@@ -145,8 +140,14 @@ class Fuzz(Games):
             return
         agent = env.agent_selection
         assert AGENTS[infos["agent"][row]] == agent, f"{AGENTS[infos['agent'][row]]} moves in env {i}, expected {agent}"
-        told = {agent: env.infos[agent]} if env.infos[agent] else {}
+        told = {agent: info} if (info := without_mask(env.infos[agent])) else {}
         assert_same(dict(infos["info"][row]), {"env_id": i, **told}, f"info of env {i}")
+        sizes = [space.n for space in env.acted.values() if isinstance(space, spaces.Discrete)]
+        if sizes:
+            legal = np.zeros(max(sizes), bool)
+            if isinstance(env.acted[agent], spaces.Discrete):
+                legal[:] = env.mask(agent)
+            assert_same(infos["action_mask"][row], legal, f"mask of {agent} in env {i}")
         space, batch = env.seen[agent], obs if self.sees_one else obs[agent]
         got = rows_of(space, batch, len(infos["env_id"]))[row]
-        assert_same(stacked(space, [got]), stacked(space, [env.observe(agent)]), f"observation of {agent} in env {i}")
+        assert_same(stacked(space, [got]), stacked(space, [env.raw(agent)]), f"observation of {agent} in env {i}")

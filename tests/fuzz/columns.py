@@ -1,108 +1,152 @@
-"""Simulators that return columns, in every form, against the same envs one by one."""
+"""`from_gymnasium` around vector envs of every kind, against the same envs one by one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector import SyncVectorEnv
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
+from hypothesis.stateful import initialize, rule
 
 from tests.fuzz.driver import Program
-from tests.fuzz.envs import assert_same
-from tests.support.simulators import Alone, Simulator
-from vecenv import DummyVectorEnv, from_gymnasium, nest
+from tests.fuzz.envs import ACTIONS, SPACES, Scripted, assert_same, draw, stacked
+from tests.support.gymnasium_cases import Foreign
+from tests.support.simulators import ACTION, Alone, Simulator
+from vecenv import DummyVectorEnv, GymnasiumVectorEnv, from_gymnasium, nest
 
 N = 4
+SMALL = st.integers(0, 99)
+SIMULATORS = {"masked": "SameStep", "whole": "SameStep", "old": "SameStep", "lost": "SameStep", "next": "NextStep"}
+"""Forms of the last observation of a simulator, and the mode of the simulator."""
+MODES = ("NextStep", "SameStep", "Disabled")
+FIXED = sorted(SPACES.keys() - {"text", "sequence", "dict"})
 
 
-def plain(value: Any) -> Any:
-    """Return a value with tensors as arrays, and 0-d arrays as numbers."""
+class InAnotherLibrary(gymnasium.vector.VectorWrapper):
+    """Wrapper that returns arrays of which numpy can only read the content."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, infos = self.env.reset(**kwargs)
+        return Foreign(obs), infos
+
+    def step(self, actions: Any) -> Any:
+        *arrays, infos = self.env.step(actions)
+        return *map(Foreign, arrays), infos
+
+
+MAKERS: dict[str, Any] = {
+    "gymnasium": lambda fns, mode: SyncVectorEnv(fns, autoreset_mode=mode),
+    "own": lambda fns, mode: GymnasiumVectorEnv(DummyVectorEnv(fns), autoreset_mode=mode),
+    "own list": lambda fns, mode: GymnasiumVectorEnv(
+        DummyVectorEnv(fns), autoreset_mode=mode, final_info_format="list" if mode == "SameStep" else "dict"
+    ),
+    "foreign": lambda fns, mode: InAnotherLibrary(SyncVectorEnv(fns, autoreset_mode=mode)),
+}
+
+
+def plain(value: Any, loose: bool = False) -> Any:
+    """Return a value with tensors as arrays, and 0-d arrays as numbers. loose: numbers of Python."""
     if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
-    return nest.as_array(value).copy()[()] if hasattr(value, "__dlpack__") else value
-
-
-def plain_result(result: Any) -> list[Any]:
-    *columns, infos = result
-    return [*map(plain, columns), [plain(info) for info in infos]]
+        return {key: plain(each, loose) for key, each in value.items()}
+    value = nest.as_array(value).copy()[()] if hasattr(value, "__dlpack__") else value
+    return value.item() if loose and isinstance(value, np.generic) else value
 
 
 class Fuzz(Program):
-    """`both` are the envs one by one, and the simulator. `kept` is the simulator's latest result, and a copy."""
+    """`both` are the envs one by one, and the vector env. `kept` is the latest result of the vector env, and a copy."""
 
     @initialize(
         n=st.integers(1, N),
+        kind=st.sampled_from([*SIMULATORS, *MODES]),
         library=st.sampled_from([np, torch]),
         tensors=st.booleans(),
-        final=st.sampled_from(["masked", "whole", "old", "lost"]),
         wide=st.booleans(),
         more=st.booleans(),
+        maker=st.sampled_from(list(MAKERS)),
+        space=st.sampled_from(FIXED),
+        by_id=st.booleans(),
     )
-    def make(self, n: int, library: Any, tensors: bool, final: str, **options: bool) -> None:
-        self.n, self.final, self.kept, self.over = n, final, None, np.zeros(n, bool)
-        self.tensors = tensors and library is torch
-        simulator = Simulator(library, n, final, **options)
+    def make(self, n: int, kind: str, maker: str, by_id: bool, tensors: bool, **given: Any) -> None:
+        self.n, self.kind, self.kept, self.over = n, kind, None, np.zeros(n, bool)
+        self.mode, self.by_id = SIMULATORS.get(kind, kind), by_id and kind in MODES
+        self.tensors = tensors and given["library"] is torch and kind in SIMULATORS
+        fns: list[Any]
+        if kind in SIMULATORS:
+            self.action_space: Any = ACTION
+            fns = [partial(Alone, i, given["more"]) for i in range(n)]
+            envs: Any = Simulator(given["library"], n, kind, wide=given["wide"], more=given["more"])
+        else:
+            self.action_space = ACTIONS["discrete"]
+            space = "floats" if maker == "foreign" and not hasattr(SPACES[given["space"]], "low") else given["space"]
+            fns = [partial(Scripted, i, space) for i in range(n)]
+            envs = MAKERS[maker](fns, kind)
+        options: Any = {"resets_by_id": self.by_id} if kind in MODES else {}
         self.both = [
-            DummyVectorEnv([partial(Alone, i, options["more"]) for i in range(n)]),
-            from_gymnasium(simulator, tensors=self.tensors, has_final_obs=final != "lost"),
+            DummyVectorEnv(fns),
+            from_gymnasium(envs, tensors=self.tensors, has_final_obs=kind != "lost", **options),
         ]
-        self.reset()
+        self.reset(None, list(range(n)))
 
     def close(self) -> None:
         for venv in getattr(self, "both", ()):
             venv.close()
 
-    def compare(self, call: Any, lost: Any = None) -> Any:
+    def result(self, result: Any) -> list[Any]:
+        *columns, infos = result
+        return [*map(plain, columns), [plain(info, self.kind in MODES) for info in infos]]
+
+    def compare(self, call: Any, lost: Any = None) -> None:
         """Compare the results of a call. lost: rows of ended envs, which may have no last observation and info."""
         theirs, mine = (call(venv) for venv in self.both)
         if self.kept is not None:
-            assert_same(plain_result(self.kept[0]), self.kept[1], "earlier result")
-        self.kept = mine, plain_result(mine)
-        expected, got = plain_result(theirs), plain_result(mine)
-        has_last_info = self.final in ("masked", "whole")  # else the first info is also the last
+            assert_same(self.result(self.kept[0]), self.kept[1], "earlier result")
+        self.kept = mine, self.result(mine)
+        expected, got = self.result(theirs), self.result(mine)
+        has_last_info = self.kind not in ("old", "lost")  # else the first info is also the last
         for row, (one, other) in enumerate(zip(expected.pop(), got.pop(), strict=True)):
             if lost is not None and lost[row] and not has_last_info:
                 continue
-            if self.final == "lost":
+            if self.kind == "lost":
                 assert other.pop("no_final_obs", False) == ("final_obs" in one)
                 one.pop("final_obs", None)
             if not has_last_info:
                 one.pop("final_info", None), other.pop("final_info", None)
             assert_same(other, one, "info")
-        if lost is not None and self.final == "lost":
+        if lost is not None and self.kind == "lost":
             expected[0][lost], got[0][lost] = 0, 0
         if self.tensors and len(got) > 1:
             got[1] = got[1].astype(np.float64)  # tensors of rewards keep their dtype
         assert_same(got, expected, "columns")
-        return theirs
 
-    def _actions(self, number: int) -> np.ndarray:
-        return np.random.default_rng(number).random((self.n, 2), np.float32)
+    @rule(seed=st.none() | SMALL, ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True))
+    def reset(self, seed: int | None, ids: Sequence[int]) -> None:
+        """Reset some envs if the vector env can, else all."""
+        ids, seed = [i for i in ids if i < self.n], seed if self.kind in MODES else None
+        begun = self.mode == "SameStep" and seed is None and self.over[ids].all()
+        some = ids if ids and self.kept and (self.by_id or begun) else None
+        chosen = self.over[slice(None) if some is None else some]
+        if self.mode == "SameStep" and chosen.any() and (seed is not None or not chosen.all()):
+            return  # the next episodes of these envs have begun, and would be skipped
+        self.over[slice(None) if some is None else some] = False
+        self.compare(lambda venv: venv.reset(some, seed=seed))
 
-    @precondition(lambda self: not self.over.any())
-    @rule()
-    def reset(self) -> None:
-        self.compare(lambda venv: venv.reset())
-
-    @precondition(lambda self: not self.over.any())
-    @rule(number=st.integers(0, 99))
-    def step_and_reset(self, number: int) -> None:
-        self.compare(lambda venv: venv.step(self._actions(number), autoreset=True))
-
-    @precondition(lambda self: not self.over.any())
-    @rule(number=st.integers(0, 99))
-    def step(self, number: int) -> None:
-        results = [venv.step(self._actions(number)) for venv in self.both]
-        self.over = results[0][2] | results[0][3]
+    @rule(number=SMALL, order=st.permutations(range(N)), autoreset=st.booleans())
+    def step(self, number: int, order: Sequence[int], autoreset: bool) -> None:
+        ids, over = [i for i in order if i < self.n], np.flatnonzero(self.over)
+        if len(over) and self.mode != "NextStep":
+            return self.reset(None, over.tolist())
+        autoreset &= self.by_id or self.mode == "SameStep"
+        rng = np.random.default_rng(number)
+        actions = stacked(self.action_space, [draw(self.action_space, rng) for _ in ids])
+        results = [venv.step(actions, ids, reset=over, autoreset=autoreset) for venv in self.both]
+        ended = results[0][2] | results[0][3]
+        self.over[:] = False
+        self.over[ids] = ended & (not autoreset)
         answers = iter(results)
-        self.compare(lambda venv: next(answers), lost=self.over)
-
-    @precondition(lambda self: self.over.any())
-    @rule(all_at_once=st.booleans())
-    def reset_ended(self, all_at_once: bool) -> None:
-        ids = np.flatnonzero(self.over)[: None if all_at_once else 1]
-        self.over[ids] = False
-        self.compare(lambda venv: venv.reset(ids))
+        self.compare(lambda venv: next(answers), None if autoreset else ended)
+        return None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from gymnasium import spaces
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from pettingzoo import ParallelEnv
 
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import ACTIONS, SPACES, assert_same, draw, number, rows_of, stacked
-from vecenv import ParallelVectorEnv
+from vecenv import ParallelVectorEnv, nest
 
 N = 4
 AGENTS = ["ant", "bee", "cat", "dog"]
@@ -21,36 +22,71 @@ NUMBERS = ["floats", "doubles", "picture", "discrete", "multi", "binary", "boxes
 SMALL = st.integers(0, 99)
 
 
-class Crowd(ParallelEnv):  # type: ignore[type-arg, misc]
-    """Who comes, who dies and what is observed follows from the seed, the time and the actions."""
+class Agents:
+    """Spaces, observations and masks of all agents follow from the seed, the time and the actions.
 
-    metadata = {"name": "crowd_v0", "render_modes": []}
+    `masks`: where Discrete actions have their mask: "obs", "info", or "" for nowhere.
+    """
+
     possible_agents = AGENTS
     render_mode = None
+    first = t = done = 0
 
-    def __init__(self, seen: list[str], acted: list[str]) -> None:
+    def __init__(self, seen: list[str], acted: list[str], masks: str) -> None:
         self.seen = {agent: SPACES[name] for agent, name in zip(AGENTS, seen, strict=True)}
         self.acted = {agent: ACTIONS[name] for agent, name in zip(AGENTS, acted, strict=True)}
-        self.first = 0
+        self.masks = {agent: masks if isinstance(self.acted[agent], spaces.Discrete) else "" for agent in AGENTS}
 
     def observation_space(self, agent: str) -> Any:
-        return self.seen[agent]
+        if self.masks[agent] != "obs":
+            return self.seen[agent]
+        return spaces.Dict(
+            {"observation": self.seen[agent], "action_mask": spaces.MultiBinary(int(self.acted[agent].n))}
+        )
 
     def action_space(self, agent: str) -> Any:
         return self.acted[agent]
+
+    def raw(self, agent: str) -> Any:
+        return draw(self.seen[agent], np.random.default_rng([self.first, self.t, AGENTS.index(agent)]), self.done)
+
+    def mask(self, agent: str) -> np.ndarray:
+        """Return the legal actions. If the env has no masks, all actions are legal."""
+        n = self.acted[agent].n
+        mask = np.random.default_rng([self.first, self.t, AGENTS.index(agent), 1]).integers(0, 2, n, np.int8)
+        mask[self.t % n] = 1
+        return mask if self.masks[agent] else np.ones(n, np.int8)
+
+    def see(self, agent: str) -> Any:
+        has_mask = self.masks[agent] == "obs"
+        return {"observation": self.raw(agent), "action_mask": self.mask(agent)} if has_mask else self.raw(agent)
+
+    def say(self, agent: str, info: dict[str, Any]) -> dict[str, Any]:
+        return info | ({"action_mask": self.mask(agent)} if self.masks[agent] == "info" else {})
+
+
+def without_mask(value: Any) -> Any:
+    """Return an info without the mask, or the raw part of an observation with a mask."""
+    if isinstance(value, dict) and value.keys() == {"observation", "action_mask"}:
+        return value["observation"]
+    return {key: part for key, part in value.items() if key != "action_mask"} if isinstance(value, dict) else value
+
+
+class Crowd(Agents, ParallelEnv):  # type: ignore[type-arg, misc]
+    """Who comes and who dies follows from the seed, the time and the actions, too."""
+
+    metadata = {"name": "crowd_v0", "render_modes": []}
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.first = self.first + 1 if seed is None else seed
         self.t, self.done = 0, 0
         self.agents = ["bee", *(["ant"] if self.first % 2 else []), *(["cat"] if self.first % 3 else [])]
         self.known = set(self.agents)
-        return {agent: self.see(agent) for agent in self.agents}, {agent: self.say(agent) for agent in self.agents}
+        return {agent: self.see(agent) for agent in self.agents}, self.infos(self.agents)
 
-    def see(self, agent: str) -> Any:
-        return draw(self.seen[agent], np.random.default_rng([self.first, self.t, AGENTS.index(agent)]), self.done)
-
-    def say(self, agent: str) -> Any:
-        return {"t": self.t} if (AGENTS.index(agent) + self.t) % 2 else {}
+    def infos(self, agents: list[str]) -> Any:
+        talk = {agent: {"t": self.t} if (AGENTS.index(agent) + self.t) % 2 else {} for agent in agents}
+        return {agent: self.say(agent, info) for agent, info in talk.items()}
 
     def step(self, actions: Any) -> Any:
         assert set(actions) == set(self.agents), f"actions of {set(actions)} for {self.agents}"
@@ -63,7 +99,7 @@ class Crowd(ParallelEnv):  # type: ignore[type-arg, misc]
         terminated = {agent: agent in acted and bool(rng.random() < 0.2) for agent in here}
         truncated = {agent: self.t == 5 or (agent in acted and bool(rng.random() < 0.1)) for agent in here}
         rewards = {agent: float(number(actions[agent])) if agent in actions else 0.0 for agent in here}
-        obs, infos = {agent: self.see(agent) for agent in here}, {agent: self.say(agent) for agent in here}
+        obs, infos = {agent: self.see(agent) for agent in here}, self.infos(here)
         self.agents = [agent for agent in here if not terminated[agent] and not truncated[agent]]
         return obs, rewards, terminated, truncated, infos
 
@@ -71,6 +107,8 @@ class Crowd(ParallelEnv):  # type: ignore[type-arg, misc]
 class Games(Program):
     """`envs` are played by PettingZoo's loop, `over` are those whose episode has ended."""
 
+    only: ClassVar[str] = ""
+    """Backend of all programs, instead of a random one."""
     n: int
     mode: str
     envs: list[Any]
@@ -79,7 +117,7 @@ class Games(Program):
     def begin(self, venv: Any, env: Callable[[], Any], n: int, mode: str) -> None:
         """Begin with `n` envs in `venv`, and as many of the oracle."""
         self.venv, self.n, self.mode = venv, n, mode
-        self.envs, self.over = [env() for _ in range(n)], [False] * n
+        self.envs, self.over, self.kept = [env() for _ in range(n)], [False] * n, list[Any]()
         self.reset(list(range(n)), 1)
 
     def reset(self, ids: list[int], seed: int | None) -> None:
@@ -93,9 +131,15 @@ class Games(Program):
         """Reset these envs; yields row, id, observations, infos, and the result of the env of the oracle."""
         ids = [i for i in ids if i < self.n] or [0]
         obs, infos = self.venv.reset(id=ids, **({} if seed is None else {"seed": seed}))
+        self.keep(obs, infos["alive"])
         for row, i in enumerate(ids):
             self.over[i] = False
             yield row, i, obs, infos, self.envs[i].reset(seed=None if seed is None else seed + i)
+
+    def keep(self, *results: Any) -> None:
+        """Check that the latest results have not changed, and keep these."""
+        assert all(np.array_equal(array, copy) for array, copy in self.kept), "an earlier result has changed"
+        self.kept = [(array, array.copy()) for array in nest.leaves(results)]
 
     def playable(self, ids: list[int]) -> list[int]:
         """The ids of envs that exist and may step."""
@@ -108,11 +152,12 @@ class Fuzz(Games):
         backend=st.sampled_from(["dummy", "dummy", "thread", "shmem", "subproc"]),
         mode=st.sampled_from(["NextStep", "SameStep", "Disabled"]),
         seen=st.lists(st.sampled_from(NUMBERS), min_size=4, max_size=4),
-        acted=st.lists(st.sampled_from(list(ACTIONS)), min_size=4, max_size=4),
+        acted=st.lists(st.sampled_from(["discrete", *ACTIONS]), min_size=4, max_size=4),
+        masks=st.sampled_from(["obs", "info", ""]),
     )
-    def make(self, n: int, backend: str, mode: str, seen: list[str], acted: list[str]) -> None:
-        env = partial(Crowd, seen, acted)
-        self.begin(ParallelVectorEnv([env] * n, backend, autoreset_mode=mode), env, n, mode)
+    def make(self, n: int, backend: str, mode: str, **given: Any) -> None:
+        env = partial(Crowd, **given)
+        self.begin(ParallelVectorEnv([env] * n, self.only or backend, autoreset_mode=mode), env, n, mode)
 
     @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True), seed=st.none() | SMALL)
     def reset(self, ids: list[int], seed: int | None) -> None:
@@ -127,6 +172,7 @@ class Fuzz(Games):
         rows = {agent: [draw(self.envs[0].action_space(agent), rng) for _ in ids] for agent in AGENTS}
         batches = {agent: stacked(self.envs[0].action_space(agent), rows[agent]) for agent in AGENTS}
         obs, rewards, terminated, truncated, infos = self.venv.step(batches, ids)
+        self.keep(obs, rewards, terminated, truncated, infos["alive"], infos["action_mask"])
         for row, i in enumerate(ids):
             self.check_step(
                 row, i, {agent: rows[agent][row] for agent in AGENTS}, rewards, terminated, truncated, obs, infos
@@ -153,8 +199,9 @@ class Fuzz(Games):
         self.over[i] = done
         if done and self.mode == "SameStep":
             for agent in acted:
-                last = rows_of(env.observation_space(agent), infos["final_obs"][agent], len(infos["env_id"]))[row]
+                last = rows_of(env.seen[agent], infos["final_obs"][agent], len(infos["env_id"]))[row]
                 self.same_row(agent, env, last, want[agent], f"final_obs of {agent} in env {i}")
+            self.check_info(i, infos["final_info"][row], {agent: said[agent] for agent in acted if agent in said})
             want, said = env.reset()
             self.over[i] = False
         self.compare(row, i, obs, infos, want, said, acted)
@@ -164,19 +211,25 @@ class Fuzz(Games):
         env = self.envs[i]
         assert infos["env_id"][row] == i, "env_id"
         here = {*acted, *env.agents}  # an agent may come and go in one step: it neither sees nor is told anything
-        told = {agent: info for agent, info in said.items() if info and agent in here}
-        assert_same(dict(infos["info"][row]), {"env_id": i, **told}, f"info of env {i}")
+        self.check_info(i, infos["info"][row], {agent: info for agent, info in said.items() if agent in here})
         for agent in AGENTS:
             flags = bool(infos["active"][agent][row]), bool(infos["alive"][agent][row])
             assert flags == (agent in acted, agent in env.agents), f"(active, alive) of {agent} in env {i}: {flags}"
-            got = rows_of(env.observation_space(agent), obs[agent], len(infos["env_id"]))[row]
+            got = rows_of(env.seen[agent], obs[agent], len(infos["env_id"]))[row]
+            if isinstance(env.acted[agent], spaces.Discrete):
+                legal = env.mask(agent) if agent in want and agent in here else np.ones(env.acted[agent].n)
+                assert_same(infos["action_mask"][agent][row], legal.astype(bool), f"mask of {agent} in env {i}")
             if agent in want and (agent in acted or agent in env.agents):
                 self.same_row(agent, env, got, want[agent], f"observation of {agent} in env {i}")
             else:
-                space = env.observation_space(agent)
+                space = env.seen[agent]
                 parts = got.values() if isinstance(got, dict) else [got]
                 assert not any(np.any(part) for part in parts), f"{agent} is not there and sees {got} in {space}"
 
     def same_row(self, agent: str, env: Crowd, got: Any, want: Any, what: str) -> None:
-        space = env.observation_space(agent)
-        assert_same(stacked(space, [got]), stacked(space, [want]), what)
+        space = env.seen[agent]
+        assert_same(stacked(space, [got]), stacked(space, [without_mask(want)]), what)
+
+    def check_info(self, i: int, got: Any, said: Any) -> None:
+        told = {agent: rest for agent, info in said.items() if (rest := without_mask(info))}
+        assert_same(dict(got), {"env_id": i, **told}, f"info of env {i}")

@@ -1,9 +1,12 @@
-"""Transforms in a worker, in the parent, on tensors and in a plain loop give equal results, within the space."""
+"""Transforms in a worker, in the parent, on tensors, on a device and in a plain loop give equal results.
+
+Each observation is in the space.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -11,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from collector.device.torch_vector_env import TorchVectorEnv
+from collector.device.torch_vector_env import TorchVectorEnv, TransformedOnDevice
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import SPACES, Notes, Scripted, assert_same, draw, rows_of, stacked, transformed
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, TransformedVectorEnv
@@ -44,6 +47,9 @@ CHAINS: dict[str, Any] = {
     "crop": partial(tf.CenterCrop, 2, 2),
     "cat": tf.CatTensors,
     "rename": partial(tf.RenameTransform, ["z"], ["y"]),
+    "rename first": partial(tf.RenameTransform, [(0,)], ["a"]),
+    "copy first": partial(tf.RenameTransform, [(0,)], ["a"], create_copy=True),
+    "norm first": partial(tf.ObservationNorm, 1.0, 2.0, [(0,)], ["z"]),
     "scale actions": tf.ActionScaling,
     "vec norm": tf.VecNorm,
     "notes": Notes,
@@ -82,7 +88,10 @@ def arrays(value: Any) -> Any:
 
 
 class Fuzz(Program):
-    """`places` are three vector envs with the same transforms, `envs` the envs without transforms."""
+    """`places` are vector envs with the same transforms, `envs` the envs without transforms."""
+
+    only: ClassVar[Any] = None
+    """Backend of all programs, instead of a random one."""
 
     @initialize(
         n=st.integers(1, N),
@@ -103,16 +112,17 @@ class Fuzz(Program):
         makers = [CHAINS[name] for name in self.chain]
         self.places = [
             TransformedVectorEnv(DummyVectorEnv(plain), tf.Compose(*(make() for make in makers))),
-            backend([partial(transformed, env_fn, makers) for env_fn in plain]),
+            (self.only or backend)([partial(transformed, env_fn, makers) for env_fn in plain]),
         ]
         rounds = any(
             name.startswith("resize") for name in self.chain
         )  # its integers may differ by one between libraries
         if space not in ("text", "sequence", "dict") and not rounds:
-            tensors = tf.Compose(*(make() for make in makers))
-            self.places.append(
-                TorchVectorEnv(DummyVectorEnv(plain), "cpu", transforms=tensors, reward_dtype=torch.float64)
-            )
+            tensors, arrays_outside = (tf.Compose(*(make() for make in makers)) for _ in range(2))
+            self.places += [
+                TorchVectorEnv(DummyVectorEnv(plain), "cpu", transforms=tensors, reward_dtype=torch.float64),
+                TransformedOnDevice(DummyVectorEnv(plain), arrays_outside, "cpu"),
+            ]
         first = self.places[0]
         for place in self.places[1:]:
             assert place.observation_space == first.observation_space, "observation spaces"
@@ -145,7 +155,7 @@ class Fuzz(Program):
         results = [arrays(call(place)) for place in self.places]
         for k, result in enumerate(results[1:], 1):
             # torch and numpy may round the last bit of a statistic in different ways.
-            assert_same(result, results[0], ["", "worker", "tensors"][k], rounds=k == 2)
+            assert_same(result, results[0], ["", "worker", "tensors", "on a device"][k], rounds=k > 1)
         for i, row in zip(ids, rows_of(self.places[0].observation_space[0], results[0][0], len(ids)), strict=True):
             space = self.places[0].observation_space[i]
             assert row in space, f"the observation of env {i}, {row!r}, is not in {space}"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from vecenv import from_gymnasium
+from vecenv.testing import CountingEnv
+
+N = 4
 OBS = spaces.Box(-100, 100, (3,), np.float32)
 ACTION = spaces.Box(-1, 1, (2,), np.float32)
 
@@ -27,7 +32,7 @@ class Alone(gym.Env):
         obs = np.array([self.i, self.t, self.episode], np.float32)
         info: dict[str, Any] = {"speed": np.float32(self.t * 0.5), "goal": np.array([self.i, self.episode], np.int64)}
         if self.more:
-            info |= {"episode": {"l": np.int64(self.t)}, "name": f"env {self.i}", "size": 1.5}
+            info |= {"episode": {"l": np.int64(self.t)}, "name": f"env {self.i}", "size": 1.5, "log": {"loss": 0.5}}
             info |= {"lap": np.int64(self.t)} if self.i % 2 else {}
         return obs, info
 
@@ -54,7 +59,7 @@ class Simulator(VectorEnv):
     def __init__(
         self,
         xp: Any,
-        n: int = 4,
+        n: int = N,
         final: str = "masked",
         wide: bool = False,
         device: Any = None,
@@ -93,7 +98,7 @@ class Simulator(VectorEnv):
         }
         if self.more:
             infos["episode"] = {"l": self._returned(f"{name}length", self.t.astype(np.int64))}
-            infos |= {"name": [f"env {i}" for i in range(self.num_envs)], "size": 1.5}
+            infos |= {"name": [f"env {i}" for i in range(self.num_envs)], "size": 1.5, "log": {"loss": 0.5}}
             infos["lap"] = self._returned(f"{name}lap", self.t.astype(np.int64))
             infos["_lap"] = self._returned("odd", np.arange(self.num_envs) % 2 == 1)
         return infos
@@ -146,3 +151,69 @@ def count_calls(function: Any) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+def actions(t: int) -> np.ndarray:
+    """Return the actions of step t for N envs of a simulator."""
+    return np.linspace(-1, 1, 2 * N, dtype=np.float32).reshape(N, 2) / (1 + t)
+
+
+def played(venv: Any, autoreset: bool) -> list[Any]:
+    """Return the results of a reset and of twelve steps. Without `autoreset`, resets of ended envs follow."""
+    log: list[Any] = [venv.reset()]
+    for t in range(12):
+        log.append(venv.step(actions(t), autoreset=autoreset))
+        done = np.asarray(log[-1][2] | log[-1][3])
+        if done.any() and not autoreset:
+            log.append(venv.reset(np.flatnonzero(done)))
+    return log
+
+
+def counting() -> list[Any]:
+    return [partial(CountingEnv, i, length=3 + i) for i in range(N)]
+
+
+def native(mode: str, **options: Any) -> Any:
+    """Return `from_gymnasium` around a SyncVectorEnv of counting envs in this mode."""
+    return from_gymnasium(SyncVectorEnv(counting(), autoreset_mode=mode), **options)
+
+
+def cartpoles(n: int = 3) -> VectorEnv:
+    """Return CartPoles in numpy, which are reset in the next step only."""
+    return gym.make_vec("CartPole-v1", n, vectorization_mode="vector_entry_point")
+
+
+class Odd(VectorEnv):
+    """VectorEnv of two envs that returns values from its arguments, and rewards for three agents."""
+
+    def __init__(self, obs: Any, over: bool = False, mode: Any = AutoresetMode.SAME_STEP) -> None:
+        self.num_envs, self.obs, self.over = 2, obs, over
+        self.metadata = {} if mode is None else {"autoreset_mode": mode}
+        self.single_observation_space: Any = spaces.Box(0, 9, (2,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.closed_with: Any = None
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros((2, 2), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        return self.obs, np.ones((2, 3)), np.array([self.over, False]), np.zeros(2, np.bool_), {}
+
+    def close(self, **kwargs: Any) -> None:
+        self.closed_with = kwargs
+
+
+class Wrong(gym.vector.VectorWrapper):
+    """Simulator with another result in step 2. `value` replaces a result, or updates the infos."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__(Simulator(np))
+        self.name, self.value, self.t = name, value, 0
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        result = dict(zip(("obs", "reward", "terminated", "truncated", "infos"), self.env.step(actions), strict=True))
+        result["infos"]["lap"], result["infos"]["_lap"] = np.zeros(N, np.int64), np.ones(N, np.bool_)
+        if self.t == 2:
+            result[self.name] = {**result["infos"], **self.value} if isinstance(self.value, dict) else self.value
+        return tuple(result.values())

@@ -37,11 +37,6 @@ FORMS = (in_workers, around_the_batch, on_tensors, on_a_device)
 forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 
-def transforms_of(venv: Any) -> Any:
-    """Return the transforms of a vector env, or of its first env."""
-    return venv.get_env_attr("transform")[0] if isinstance(venv, DummyVectorEnv) else venv.transform
-
-
 def host(tree: Any) -> Any:
     """Convert a tree of tensors to arrays."""
     return nest.map(lambda leaf: leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf, tree)

@@ -183,8 +183,7 @@ class DMControlEnv(gymnasium.Env):
     def _check_camera(self, camera_id: Any) -> None:
         model = self._env.physics.model
         names = [model.id2name(i, "camera") for i in range(model.ncam)]
-        is_number = isinstance(camera_id, (int, np.integer)) and not isinstance(camera_id, bool)
-        if not (-1 <= camera_id < len(names) if is_number else camera_id in names):
+        if camera_id not in names and camera_id not in range(-1, len(names)):
             raise ValueError(
                 f"the task ({self._name}) has no camera {camera_id!r}; it has {names}, numbered from 0, and -1, "
                 "the free camera"

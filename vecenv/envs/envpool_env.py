@@ -149,5 +149,5 @@ def _refuse_without_effect(name: str, arguments: Mapping[str, Any]) -> None:
         if argument not in _WITHOUT_EFFECT:
             raise TypeError(f"{name} got an unexpected argument {argument!r}")
         accepted, instead = _WITHOUT_EFFECT[argument]
-        if not any(value is known or (type(value) is type(known) and value == known) for known in accepted):
+        if value not in accepted:
             raise ValueError(f"{name} cannot do {argument}={value!r}: {instead}")

@@ -1,13 +1,10 @@
 """AtariVectorEnv: ALE's vector env with gymnasium's contract."""
 
-import importlib
-import sys
 from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from ale_py.roms import get_all_rom_ids
 from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
@@ -15,7 +12,6 @@ from gymnasium.vector import AutoresetMode
 from collector import Dataset, RecordEpisodes
 from tests.support.backends import FULL
 from vecenv import AtariVectorEnv, EnvContractError, GymnasiumVectorEnv, from_gymnasium
-from vecenv.envs.atari_env import _rom
 
 SHORT = {"max_num_frames_per_episode": 40, "noop_max": 1}
 """Episodes of ten steps."""
@@ -35,34 +31,27 @@ def make():
         envs.close()
 
 
-@FULL
-def test_it_is_a_vector_env_of_gymnasium_with_the_roms_of_ale(make):
-    envs = make("breakout", 3)
-    assert gym.vector.VectorEnv in type(envs).__bases__
-    obs, infos = envs.reset(seed=0)
-    assert envs.observation_space.contains(obs)
-    assert obs.shape == (3, 4, 84, 84)
-    assert infos["lives"].tolist() == [5, 5, 5]
-    assert infos["_lives"].tolist() == [True, True, True]
-    obs, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
-    assert [part.dtype for part in (obs, rewards, terminations, truncations)] == [np.uint8, np.float64, bool, bool]
-    assert "final_obs" not in infos
-
-
 def test_every_game_of_gymnasium_is_found_by_the_name_of_its_rom_or_env():
     ids = [name for name in gym.registry if name.startswith("ALE/")]
-    assert len({_rom(name) for name in ids}) == len(ids) > 100
-    assert {_rom(name) for name in ("ms_pacman", "MsPacman", "ALE/MsPacman-v5")} == {"ms_pacman"}
-    assert _rom("ALE/TicTacToe3D-v5") in get_all_rom_ids()
+    assert len(ids) > 100
+    for name in ("ms_pacman", "MsPacman", *ids):
+        with pytest.raises(TypeError, match="nonsense"):  # after the game has been found
+            AtariVectorEnv(name, 1, nonsense=1)
 
 
 def test_it_gives_what_ale_gives(make):
     envs, ale = make("pong", 2, **SHORT), AleVectorEnv("pong", 2, **SHORT)
-    np.testing.assert_array_equal(envs.reset(seed=4)[0], ale.reset(seed=4)[0])
+    assert gym.vector.VectorEnv in type(envs).__bases__
+    obs, infos = envs.reset(seed=4)
+    assert envs.observation_space.contains(obs)
+    assert infos["_lives"].tolist() == [True, True]
+    np.testing.assert_array_equal(obs, ale.reset(seed=4)[0])
     for t in range(25):
         ours, theirs = envs.step([t % 6, 0]), ale.step(np.array([t % 6, 0]))
+        assert [part.dtype for part in ours[:4]] == [np.uint8, np.float64, bool, bool]
         for mine, original in zip(ours[:4], theirs[:4], strict=True):
             np.testing.assert_array_equal(mine, original)
+        assert "final_obs" not in ours[4]
         for key, column in theirs[4].items():
             np.testing.assert_array_equal(ours[4][key], column)
     ale.close()
@@ -104,22 +93,10 @@ def test_seeds_of_every_form_give_the_same_start_to_all_or_some(make):
     start = envs.reset(seed=[3, 20])[0]
     envs.step([2, 2])
     for seed in ([3, 20], np.array([99, 20])):
-        again = envs.reset(seed=seed, options={"reset_mask": np.array([False, True])})[0]
+        last = envs.step([2, 2])[0]
+        again, _ = envs.reset(seed=seed, options={"reset_mask": np.array([False, True])})
         np.testing.assert_array_equal(again[1], start[1])
-
-
-@FULL
-def test_a_mask_resets_some_and_a_bad_one_none(make):
-    envs = make("pong", 3, noop_max=1)
-    envs.reset(seed=0)
-    envs.step([0, 0, 0])
-    obs = envs.step([0, 0, 0])[0]
-    again, infos = envs.reset(seed=[5, 7, 9], options={"reset_mask": np.array([False, True, False])})
-    np.testing.assert_array_equal(again[[0, 2]], obs[[0, 2]])
-    assert infos["episode_frame_number"].tolist() == [9, 1, 9]
-    with pytest.raises(ValueError, match="at least one True"):
-        envs.reset(options={"reset_mask": np.zeros(3, np.bool_)})
-    assert envs.step([0, 0, 0])[4]["episode_frame_number"].tolist() == [13, 5, 13]
+        np.testing.assert_array_equal(again[0], last[0])  # outside of the mask
 
 
 @FULL
@@ -153,22 +130,18 @@ def test_what_would_be_waited_for_without_an_end_or_comes_too_late_is_an_error(m
 
 
 @FULL
-@pytest.mark.parametrize("batch_size", [1, 2, 3])
-def test_batches_of_some_envs_name_them_and_those_after_a_reset_are_of_new_episodes(make, batch_size):
-    envs = make("pong", 3, batch_size=batch_size, noop_max=1)
+def test_batches_of_some_envs_name_them_and_those_after_a_reset_are_of_new_episodes(make):
+    envs, seen = make("pong", 3, batch_size=2, noop_max=1), set()
     for _ in range(3):
         infos = envs.reset()[1]
-        assert infos["episode_frame_number"].tolist() == [1] * batch_size
-        seen = set(infos["env_id"].tolist())
-        # The first ready envs are returned, so a thread that the machine delays comes late.
-        for step in range(1000):
-            _, rewards, _, _, infos = envs.step([0] * batch_size)
-            assert rewards.shape == (batch_size,)
-            assert len(set(infos["env_id"].tolist())) == batch_size
+        assert infos["episode_frame_number"].tolist() == [1, 1]
+        while True:  # the first ready envs are returned, so a thread that the machine delays comes late
             seen |= set(infos["env_id"].tolist())
-            if step >= 5 and len(seen) == 3:
+            _, rewards, _, _, infos = envs.step([0, 0])
+            assert rewards.shape == (2,)
+            assert len(set(infos["env_id"].tolist())) == 2
+            if len(seen) == 3:
                 break
-        assert seen == {0, 1, 2}
 
 
 @FULL
@@ -198,16 +171,19 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize("mode", ["NextStep", pytest.param("SameStep", marks=FULL)])
-@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize(
+    ("maker", "mode", "record"),
+    [
+        ("make_vec", "NextStep", False),
+        ("ale", "NextStep", True),
+        pytest.param("ale", "SameStep", False, marks=FULL),
+        pytest.param("ours", "NextStep", True, marks=FULL),
+        pytest.param("make_vec", "SameStep", True, marks=FULL),
+    ],
+)
 def test_a_lost_life_that_resets_no_game_is_an_error_that_says_how_to_end_episodes(maker, mode, record, tmp_path):
     """With life_loss_info, ale-py 0.12.1 sets `terminated`, and the next row is a step of the same game."""
     options = {"autoreset_mode": AutoresetMode(mode), "life_loss_info": True}
-    if maker == "ours" and mode == "SameStep":  # also without a recorder: ALE returns a wrong final_obs
-        with pytest.raises(ValueError, match="final_obs after a lost life is not the last observation: make the Atari"):
-            AtariVectorEnv("breakout", 2, **options)
-        return
     message = "ALE .*not reset .* life_loss_info=True: make the VectorEnv with life_loss_info=False and read infos"
 
     def play(envs):
@@ -226,10 +202,9 @@ def test_a_lost_life_that_resets_no_game_is_an_error_that_says_how_to_end_episod
 
 
 @FULL
-@pytest.mark.parametrize("maker", MAKERS)
-def test_games_that_end_with_a_lost_life_are_recorded_whole(maker, tmp_path):
+def test_games_that_end_with_a_lost_life_are_recorded_whole(tmp_path):
     options = {"episodic_life": True, "life_loss_info": True}  # the second has no effect
-    with RecordEpisodes(MAKERS[maker]("breakout", 2, **options), tmp_path) as envs:
+    with RecordEpisodes(MAKERS["make_vec"]("breakout", 2, **options), tmp_path) as envs:
         envs.reset(seed=0)
         for t in range(200):
             envs.step(np.full(2, t % 2 * 2))
@@ -257,26 +232,3 @@ def test_seeds_of_some_envs_reach_the_games_that_they_are_for(maker, tmp_path):
             envs.step(np.zeros(3, np.int64))
     found = {episode.env_id: episode.seed for episode in Dataset(tmp_path)}
     assert found == {0: None, 1: 7, 2: 8} if maker == "ale" else found == {0: None, 1: 8, 2: 9}
-
-
-def test_what_ale_cannot_do_is_refused():
-    with pytest.raises(ValueError, match="ShmemVectorEnv"):
-        AtariVectorEnv("pong", 2, autoreset_mode=AutoresetMode.DISABLED)
-    with pytest.raises(ValueError, match="no game 'chess'"):
-        AtariVectorEnv("chess", 2)
-    with pytest.raises(TypeError, match="game must be the name"):
-        AtariVectorEnv(None, 2)
-
-
-@pytest.mark.parametrize("name", ["num_envs", "batch_size", "stack_num", "img_height", "img_width", "frameskip"])
-def test_a_count_that_ale_would_crash_or_hang_on_is_refused(name):
-    for bad in (3 if name == "batch_size" else 0, -1, 1.5, None, True):  # a batch_size of 0 means all envs
-        with pytest.raises((ValueError, TypeError), match=f"{name} must be"):
-            AtariVectorEnv(**{"game": "pong", "num_envs": 2, name: bad})
-
-
-def test_without_ale_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.delitem(sys.modules, "vecenv.envs.atari_env")
-    monkeypatch.setitem(sys.modules, "ale_py", None)
-    with pytest.raises(ImportError, match=r"pip install 'vecenv\[atari\]'$"):
-        importlib.import_module("vecenv.envs.atari_env")

@@ -36,11 +36,6 @@ class TestContinuousToDiscrete:
             assert equal_bits(env.unwrapped.actions[-1], expected)
             assert equal_bits(env.action(np.array([choice] * 2)), np.stack([expected] * 2))
 
-    def test_every_choice_is_an_action_of_the_env(self):
-        env = ContinuousToDiscrete(gym.make("Pendulum-v1"), 7)
-        assert env.action_space == spaces.MultiDiscrete([7])
-        assert all(env.env.action_space.contains(env.action(np.array([i])).astype(np.float32)) for i in range(7))
-
     def test_choices_that_do_not_exist_are_refused(self):
         env = ContinuousToDiscrete(Records(PLANE), 2)
         for action in ([0, 2], [-1, 0], [0], [0, 0, 0], [0.0, 1.0], 1):
@@ -78,28 +73,6 @@ class TestTruncatedAsTerminated:
             env.reset()
             reported += [env.step(0)[2:4] for _ in range(2)]
         assert reported == [(False, False), (True, False), (False, False), (True, True)]
-
-
-MISTAKES = [
-    (TypeError, r"Box action space, got Discrete\(2\)", lambda: ContinuousToDiscrete(gym.make("CartPole-v1"), 2)),
-    (ValueError, "one dimension", lambda: ContinuousToDiscrete(Records(spaces.Box(-1, 1, (2, 2))), 2)),
-    (ValueError, "of floats", lambda: ContinuousToDiscrete(Records(spaces.Box(0, 9, (2,), np.int64)), 2)),
-    (ValueError, "finite bounds", lambda: ContinuousToDiscrete(Records(spaces.Box(-np.inf, np.inf, (2,))), 2)),
-    *(
-        (ValueError, "action_per_dim", lambda n=n: ContinuousToDiscrete(Records(PLANE), n))
-        for n in (0, [2], [2, 2, 2], [2, 0], [2, 1.5], [True, 2])
-    ),
-    (TypeError, "MultiDiscrete action space, got Discrete", lambda: MultiDiscreteToDiscrete(gym.make("CartPole-v1"))),
-    (ValueError, "one dimension", lambda: MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([[3, 3], [3, 3]])))),
-    (ValueError, "combinations", lambda: MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([10] * 19)))),
-    ((TypeError, AssertionError), r"gymnasium\.Env", lambda: TruncatedAsTerminated(object())),  # gymnasium's error
-]
-
-
-@pytest.mark.parametrize(("error", "message", "make"), MISTAKES)
-def test_envs_and_arguments_that_do_not_fit_are_refused(error, message, make):
-    with pytest.raises(error, match=message):
-        make()
 
 
 def test_wrapped_envs_step_in_vector_envs_and_their_spec_makes_them_again():

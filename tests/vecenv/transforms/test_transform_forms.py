@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.wrappers import RescaleAction
 
 from tests.support.backends import FULL
 from tests.support.cases import counting, skip_unless_torch_indexes
-from tests.support.transform_envs import MIXED, VECTOR, Samples
-from tests.support.transform_forms import N, Seen, around_the_batch, assert_held, forms, host, on_tensors, transforms_of
+from tests.support.transform_envs import VECTOR, Samples
+from tests.support.transform_forms import N, Seen, around_the_batch, assert_held, forms, host, on_tensors
 from vecenv import DummyVectorEnv, nest
 from vecenv import transforms as tf
-from vecenv.errors import EnvContractError, ObservationError
 from vecenv.testing import RaisesOnStep
 from vecenv.transforms import TransformedEnv
 
@@ -25,23 +23,19 @@ from vecenv.transforms import TransformedEnv
 
 
 @forms
-@pytest.mark.parametrize("batch", [np.zeros((N, 1), np.float32), np.zeros(N, np.float32), np.zeros((N, 2, 3))])
-def test_actions_of_another_shape_are_refused_before_a_transform_sees_them(form: Any, batch: Any) -> None:
+def test_actions_of_another_shape_are_refused_before_a_transform_sees_them(form: Any) -> None:
     box = spaces.Box(-2, 6, (3,), np.float32)
     with form([partial(Seen, action_space=box)] * N, tf.ActionScaling) as venv:
         venv.reset(seed=0)
-        for action in (batch, torch.from_numpy(batch), list(batch)):
-            with pytest.raises(ValueError, match=r"has the shape .*, expected \((4, )?3,?\)"):
-                venv.step(action)
+        for batch in (np.zeros((N, 1), np.float32), np.zeros(N, np.float32), np.zeros((N, 2, 3))):
+            for action in (batch, torch.from_numpy(batch), list(batch)):
+                with pytest.raises(ValueError, match=r"has the shape .*, expected \((4, )?3,?\)"):
+                    venv.step(action)
         venv.step(np.zeros((N, 3), np.float32))  # the refused calls changed nothing
-
-
-@pytest.mark.parametrize("action", [np.zeros(1), 0.0, np.zeros((1, 3))])
-def test_so_are_those_of_a_single_env(action: Any) -> None:
-    env = TransformedEnv(Seen(action_space=spaces.Box(-2, 6, (3,), np.float32)), tf.ActionScaling())
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"action has the shape .*, expected \(3,\)"):
-        env.step(action)
+    with form([partial(Seen, action_space=spaces.Box(-2, 6, (1,), np.float32))] * N, tf.ActionScaling) as venv:
+        venv.reset(seed=0)
+        for action in (np.zeros(N), np.zeros((N, 1)), [0.0] * N, torch.zeros(N)):  # (n,) is (n, 1)
+            assert [row["action"].tolist() for row in venv.step(action)[-1]] == [[2.0]] * N
 
 
 @forms
@@ -58,29 +52,12 @@ def test_the_parts_of_actions_are_checked_as_well(form: Any) -> None:
         assert info[0]["action"]["a"].dtype == np.float32
 
 
-@forms
-def test_one_number_for_each_env_is_an_action_of_shape_1(form: Any) -> None:
-    with form([partial(Seen, action_space=spaces.Box(-2, 6, (1,), np.float32))] * N, tf.ActionScaling) as venv:
-        venv.reset(seed=0)
-        for action in (np.zeros(N), np.zeros((N, 1)), [0.0] * N, torch.zeros(N)):
-            assert [row["action"].tolist() for row in venv.step(action)[-1]] == [[2.0]] * N
-
-
-def test_inside_of_its_bounds_it_is_rescale_action_of_gymnasium() -> None:
+def test_actions_outside_of_the_bounds_stay_outside() -> None:
+    """As in TorchRL. Inside, they are gymnasium's (test_transforms_golden.py)."""
     box = spaces.Box(np.array([-2, 0], np.float32), np.array([6, 1], np.float32))
-    theirs, own = (
-        RescaleAction(Seen(action_space=box), np.float32(-1), np.float32(1)),
-        TransformedEnv(Seen(action_space=box), tf.ActionScaling()),
-    )
-    assert own.action_space == theirs.action_space
-    for env in (theirs, own):
-        env.reset(seed=0)
-    for _ in range(50):
-        action = theirs.action_space.sample()
-        left, right = (env.step(action)[-1]["action"] for env in (theirs, own))
-        np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-6)
-    beyond = own.step(np.array([3, -3], np.float32))[-1]["action"]
-    np.testing.assert_allclose(beyond, [14, -1], rtol=1e-6)  # as in TorchRL: values outside stay outside
+    env = TransformedEnv(Seen(action_space=box), tf.ActionScaling())
+    env.reset(seed=0)
+    np.testing.assert_allclose(env.step(np.array([3, -3], np.float32))[-1]["action"], [14, -1], rtol=1e-6)
 
 
 # Rewards.
@@ -95,7 +72,7 @@ class Pays(Samples):
 
 
 @forms
-@pytest.mark.parametrize("make", [tf.RewardSum, tf.NormalizeReward, partial(tf.RewardClipping, -1, 1), tf.VecNorm])
+@pytest.mark.parametrize("make", [tf.RewardSum, tf.VecNorm])
 def test_a_reward_of_shape_1_is_a_number(form: Any, make: Any) -> None:
     with form([Pays], make) as venv, around_the_batch([Pays], make) as reference:
         for each in (venv, reference):
@@ -107,26 +84,12 @@ def test_a_reward_of_shape_1_is_a_number(form: Any, make: Any) -> None:
                 nest.merge(lambda pair: np.testing.assert_allclose(*pair, rtol=1e-6, atol=1e-6), [one, other])
 
 
-@forms
-def test_rewards_that_are_vectors_are_refused(form: Any) -> None:
-    class Vectors(Samples):
-        def step(self, action: Any) -> Any:
-            obs, reward, *rest = super().step(action)
-            return obs, np.array([reward, 0.0]), *rest
-
-    with form([Vectors], tf.RewardSum) as venv:
-        venv.reset(seed=0)
-        with pytest.raises(ValueError, match=r"RewardSum.* needs rewards that are numbers, got the shape \(2,\)"):
-            venv.step(np.ones((1, 2), np.float32))
-
-
-@forms
-def test_a_return_that_goes_on_while_frozen_is_the_one_of_the_episode(form: Any) -> None:
+def test_a_return_that_goes_on_while_frozen_is_the_one_of_the_episode() -> None:
     """Check against gymnasium's NormalizeReward, which sums rewards whether it updates or not."""
 
     def played(freezes: bool) -> Any:
-        with form([partial(Samples, length=50)], lambda: tf.NormalizeReward(gamma=1.0)) as venv:
-            [transform] = transforms_of(venv)
+        with around_the_batch([partial(Samples, length=50)], lambda: tf.NormalizeReward(gamma=1.0)) as venv:
+            [transform] = venv.transform
             venv.reset(seed=0)
             for t in range(9):
                 if freezes and t in (3, 6):
@@ -145,7 +108,6 @@ def test_a_return_that_goes_on_while_frozen_is_the_one_of_the_episode(form: Any)
 TUPLE = spaces.Tuple((VECTOR, spaces.Discrete(3), spaces.Box(0, 1, (2,), np.float64)))
 
 
-@forms
 @pytest.mark.parametrize(
     ("make", "parts"),
     [
@@ -159,9 +121,9 @@ TUPLE = spaces.Tuple((VECTOR, spaces.Discrete(3), spaces.Box(0, 1, (2,), np.floa
         (lambda: tf.RenameTransform([(0,), (1,), (2,)], ["a", "b", "c"]), {"a": 0, "b": 1, "c": 2}),
     ],
 )
-def test_the_other_parts_of_a_tuple_stay(form: Any, make: Any, parts: Any) -> None:
+def test_the_other_parts_of_a_tuple_stay(make: Any, parts: Any) -> None:
     fns = [partial(Samples, TUPLE)] * 2
-    with form(fns, make) as venv, DummyVectorEnv(fns) as raw:
+    with around_the_batch(fns, make) as venv, DummyVectorEnv(fns) as raw:
         obs, own = host(venv.reset(seed=0)[0]), raw.reset(seed=0)[0]
         assert obs.keys() == venv.observation_space[0].spaces.keys() == parts.keys()
         for name, places in parts.items():
@@ -172,87 +134,49 @@ def test_the_other_parts_of_a_tuple_stay(form: Any, make: Any, parts: Any) -> No
         assert_held(venv, obs)
 
 
-@forms
 @pytest.mark.parametrize("make", [tf.StepCounter, tf.RewardSum, lambda: tf.CatFrames(2, -1, [(0,)], ["frames"])])
-def test_an_entry_can_be_added_to_a_tuple(form: Any, make: Any) -> None:
-    with form([partial(Samples, TUPLE)] * 2, make) as venv:
+def test_an_entry_can_be_added_to_a_tuple(make: Any) -> None:
+    with around_the_batch([partial(Samples, TUPLE)] * 2, make) as venv:
         obs, _ = venv.reset(seed=0)
         assert len(obs["observation"]) == 3
         assert_held(venv, obs)
         assert_held(venv, venv.step(np.zeros((2, 2), np.float32))[0])
 
 
-@forms
-def test_parts_are_read_before_one_is_written(form: Any) -> None:
+def test_parts_are_read_before_one_is_written() -> None:
     space = spaces.Dict({"x": VECTOR, "y": VECTOR})
     fns = [partial(Samples, space)] * 2
     shifts = partial(tf.ObservationNorm, 1.0, 2.0)
     for sources, targets in ((["x", "y"], ["y", "z"]), (["x", "y"], ["y", "x"])):
-        with form(fns, partial(shifts, sources, targets)) as venv, DummyVectorEnv(fns) as raw:
+        with around_the_batch(fns, partial(shifts, sources, targets)) as venv, DummyVectorEnv(fns) as raw:
             obs, own = host(venv.reset(seed=0)[0]), raw.reset(seed=0)[0]
             for source, target in zip(sources, targets, strict=True):
                 np.testing.assert_array_equal(obs[target], own[source] * 2 + 1)
             assert_held(venv, obs)
-    with form([Samples] * 2, partial(shifts, ["observation"] * 2, ["a", "b"])) as venv:
+    with around_the_batch([Samples] * 2, partial(shifts, ["observation"] * 2, ["a", "b"])) as venv:
         obs = host(venv.reset(seed=0)[0])
         np.testing.assert_array_equal(obs["a"], obs["b"])
         assert_held(venv, obs)
 
 
-@forms
-def test_an_attached_transform_that_is_called_on_other_data_works_on_for_its_env(form: Any) -> None:
-    space = spaces.Dict({"x": VECTOR, "y": VECTOR})
+@pytest.mark.parametrize("make", [lambda: tf.ObservationNorm(1.0, 2.0), lambda: tf.UnsqueezeTransform(0)])
+def test_an_attached_transform_that_is_called_on_other_data_works_on_for_its_env(make: Any) -> None:
+    fns = [partial(Samples, spaces.Dict({"x": VECTOR, "y": VECTOR}))]
     other = {"deep": {"z": np.ones((2, 5), np.float32)}}
-    for make in (lambda: tf.ObservationNorm(1.0, 2.0), lambda: tf.UnsqueezeTransform(0)):
-        with form([partial(Samples, space)], make) as venv, form([partial(Samples, space)], make) as reference:
-            [transform] = transforms_of(venv)
-            for each in (venv, reference):
-                each.reset(seed=0)
-            assert transform(other)["deep"]["z"].tolist() == make()(other)["deep"]["z"].tolist()
-            got, want = (host(each.step(np.zeros((1, 2), np.float32))[0]) for each in (venv, reference))
-            nest.merge(lambda pair: np.testing.assert_array_equal(*pair), [got, want])
-
-
-@pytest.mark.parametrize("flag", [None, "no", np.nan, 2, [True, False]])
-def test_a_flag_that_is_no_bool_is_an_error_of_a_single_env_too(flag: Any) -> None:
-    class Flags(Samples):
-        def step(self, action: Any) -> Any:
-            obs, reward, _, _, info = super().step(action)
-            return obs, reward, False, flag, info
-
-    env = TransformedEnv(Flags(), tf.RewardSum())
-    env.reset(seed=0)
-    with pytest.raises(EnvContractError, match=r"truncated=.*expected a bool"):
-        env.step(np.zeros(2, np.float32))
-
-
-@pytest.mark.parametrize("change", [{"more": 1}, {"x": None}])
-def test_an_observation_with_other_keys_is_an_error_of_a_single_env_too(change: Any) -> None:
-    class Others(Samples):
-        def _obs(self) -> Any:
-            obs = {**super()._obs(), **change}
-            return {key: value for key, value in obs.items() if value is not None}
-
-    env = TransformedEnv(Others(MIXED), tf.RewardSum())
-    with pytest.raises(ObservationError, match=r"has the wrong keys: missing \[.*\], not in the space \["):
-        env.reset(seed=0)
+    with around_the_batch(fns, make) as venv, around_the_batch(fns, make) as reference:
+        for each in (venv, reference):
+            each.reset(seed=0)
+        assert venv.transform[0](other)["deep"]["z"].tolist() == make()(other)["deep"]["z"].tolist()
+        got, want = (each.step(np.zeros((1, 2), np.float32))[0] for each in (venv, reference))
+        nest.merge(lambda pair: np.testing.assert_array_equal(*pair), [got, want])
 
 
 # Tensors.
 
 
+@pytest.mark.parametrize("make", [partial(tf.CatFrames, 2, -1), pytest.param(tf.RewardSum, marks=FULL)])
 @pytest.mark.parametrize(
-    "make",
-    [
-        partial(tf.CatFrames, 2, -1),
-        partial(tf.CatFrames, 2, -1, padding="constant", padding_value=1),
-        pytest.param(tf.RewardSum, marks=FULL),
-        pytest.param(tf.Flatten, marks=FULL),
-    ],
-)
-@pytest.mark.parametrize(
-    "dtype",
-    ["uint8", "uint16", *(pytest.param(name, marks=FULL) for name in ("uint32", "uint64", "int16", "float16", "bool"))],
+    "dtype", ["uint16", *(pytest.param(name, marks=FULL) for name in ("uint64", "float16", "bool"))]
 )
 def test_tensors_of_every_dtype_are_transformed_as_arrays_are(make: Any, dtype: str) -> None:
     """For example uint16, in which depth images come."""
@@ -272,12 +196,7 @@ def test_tensors_of_every_dtype_are_transformed_as_arrays_are(make: Any, dtype: 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize(
     "make",
-    [
-        tf.VecNorm,
-        tf.NormalizeReward,
-        lambda: tf.Compose(tf.CatFrames(2, -1), tf.RewardSum(), tf.StepCounter()),
-        lambda: tf.Compose(tf.ObservationNorm(0.0, 2.0), tf.ActionScaling()),
-    ],
+    [tf.VecNorm, lambda: tf.Compose(tf.CatFrames(2, -1), tf.NormalizeReward(), tf.StepCounter(), tf.ActionScaling())],
 )
 def test_rounds_in_and_out_of_inference_mode_go_on_from_each_other(make: Any, first: bool) -> None:
     def played(modes: Any) -> Any:

@@ -21,16 +21,14 @@ BOUNDS = [(0.1, 0.7), (-0.3, 1e-3), (-1e6, 1 / 3)]
 
 
 @forms
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
     "make",
     [
-        tf.ActionScaling,
         partial(tf.ActionScaling, -0.1, 0.7),
-        partial(tf.DoubleToFloat, in_keys_inv=["action"]),
         lambda: tf.Compose(tf.ActionScaling(), tf.ActionScaling(-0.3, 0.3), tf.DoubleToFloat(in_keys_inv=["action"])),
     ],
-    ids=["scaled", "to other bounds", "cast", "all"],
+    ids=["to other bounds", "all"],
 )
 def test_every_action_that_is_offered_is_one_of_the_env(form: Any, make: Any, dtype: str) -> None:
     most = float(np.finfo(dtype).max)
@@ -81,14 +79,7 @@ IMAGES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        "uint8",
-        "float32",
-        *(pytest.param(each, marks=FULL) for each in ("float16", "float64")),
-    ],
-)
+@pytest.mark.parametrize("dtype", ["uint8", pytest.param("float16", marks=FULL)])
 def test_images_are_in_their_space(dtype: str) -> None:
     info: Any = np.finfo(dtype) if dtype.startswith("float") else np.iinfo(dtype)
     for make in IMAGES:
@@ -97,8 +88,8 @@ def test_images_are_in_their_space(dtype: str) -> None:
             assert_spaces_hold(box, make)
 
 
-@pytest.mark.parametrize("target", ["int64", "int8", "uint8", "float32", "float16"])
-@pytest.mark.parametrize("source", ["int64", "uint8", "float32", "float64"])
+@pytest.mark.parametrize("target", ["int64", "int8", "float16"])
+@pytest.mark.parametrize("source", ["int64", "uint8", "float64"])
 def test_a_cast_has_a_space_that_holds_its_results(source: str, target: str) -> None:
     info: Any = np.finfo(source) if source.startswith("float") else np.iinfo(source)
     unbounded = [(-np.inf, np.inf), (0, np.inf)] if source.startswith("float") else []

@@ -9,7 +9,6 @@ import torch
 from gymnasium import spaces
 from gymnasium.wrappers import GrayscaleObservation, ResizeObservation
 
-from tests.support.backends import FULL
 from vecenv import DummyVectorEnv
 from vecenv import transforms as tf
 
@@ -135,15 +134,14 @@ def test_images_of_integers_and_by_area_are_those_of_opencv_and_gymnasium(image_
         np.testing.assert_allclose(made, GOLDEN[f"opencv resize {name}"], rtol=1e-6, atol=1e-6)
 
 
-@FULL
-def test_every_gray_value_is_that_of_gymnasium():
-    box = spaces.Box(0, 255, (256, 256, 3), np.uint8)
-    theirs, own = GrayscaleObservation(Played(box)), tf.GrayScale("709", keep_dim=False)
-    image = np.zeros(box.shape, np.uint8)
-    image[..., 0], image[..., 1] = np.indices(box.shape[:2])
-    for image[..., 2] in range(256):
-        assert np.array_equal(theirs.observation(image), own(image[None])[0])
-        assert np.array_equal(theirs.observation(image), own(torch.from_numpy(image)[None])[0])
+def test_gray_values_are_those_of_gymnasium():
+    image = np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8)
+    theirs, own = (
+        GrayscaleObservation(Played(spaces.Box(0, 255, image.shape, np.uint8))),
+        tf.GrayScale("709", keep_dim=False),
+    )
+    assert np.array_equal(theirs.observation(image), own(image[None])[0])
+    assert np.array_equal(theirs.observation(image), own(torch.from_numpy(image)[None])[0])
 
 
 def test_every_size_is_that_of_gymnasium():
@@ -159,12 +157,6 @@ def test_every_size_is_that_of_gymnasium():
         assert np.array_equal(own(image[None])[0], want)
         on_tensors = own(torch.from_numpy(image)[None])[0].numpy()
         assert np.abs(on_tensors.astype(int) - want).max() <= 1
-
-
-def test_images_of_other_integers_are_refused():
-    for transform in (tf.GrayScale(), tf.Resize(4, 3)):
-        with pytest.raises(ValueError, match=r"takes images of uint8 or floats, got int64: .*DTypeCast"):
-            transform(np.zeros((1, 9, 7, 3), np.int64))
 
 
 def test_vec_norm_is_that_of_torchrl():

@@ -12,10 +12,8 @@ from collector import save_statistics
 from tests.support.backends import FULL
 from tests.support.transform_envs import MIXED, VECTOR, Samples, normalised, plain
 from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv, nest
-from vecenv.nest import tree_of
 from vecenv.testing import CountingEnv
-from vecenv.transforms import Compose, RenameTransform, Rows, TransformedEnv, TransformedVectorEnv, VecNorm
-from vecenv.transforms.arrays import part
+from vecenv.transforms import Compose, RenameTransform, TransformedEnv, TransformedVectorEnv, VecNorm
 
 
 def attached(transform, space=VECTOR, n=4):
@@ -89,11 +87,6 @@ def test_what_it_has_learnt_goes_on_in_another():
         assert first.transform[0].clone().state_dict().keys() == state["0.VecNorm"].keys()
 
 
-def test_vector_rewards_are_refused():
-    with attached(VecNorm()) as venv, pytest.raises(ValueError, match="in_keys without 'reward'"):
-        venv.transform.step(Rows(np.zeros((4, 5), np.float32), None, np.zeros((4, 2)), ids=np.arange(4)))
-
-
 class Pays(CountingEnv):
     """Env with episodes of 30 steps and rewards of `reward(step)`."""
 
@@ -110,19 +103,18 @@ class Pays(CountingEnv):
     ("reward", "keys", "warns"),
     [
         (lambda step: 0.1, None, True),
-        (lambda step: -1, ["reward"], True),
         (lambda step: 0.1, ["observation"], False),
         (lambda step: 0.0, None, False),
         (lambda step: step % 2, None, False),
     ],
-    ids=["equal", "only the reward", "without reward", "zeros", "different"],
+    ids=["equal", "without reward", "zeros", "different"],
 )
 def test_a_warning_says_that_equal_rewards_become_zero(reward, keys, warns):
     with TransformedVectorEnv(DummyVectorEnv([lambda: Pays(reward)] * 4), VecNorm(keys)) as venv:
         venv.reset()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            rewards = [venv.step(np.zeros(4, np.int64), autoreset=True)[1] for _ in range(100)]
+            rewards = [venv.step(np.zeros(4, np.int64), autoreset=True)[1] for _ in range(60)]
     assert [str(each.message).count("become 0") for each in caught] == [1] * warns
     if warns:
         np.testing.assert_allclose(rewards, 0, atol=1e-6)
@@ -132,8 +124,7 @@ def test_a_warning_says_that_equal_rewards_become_zero(reward, keys, warns):
 
 
 @FULL
-@pytest.mark.parametrize("keys", [None, ["observation", "reward"]])
-def test_from_a_file_it_normalises_the_same(tmp_path, keys):
+def test_from_a_file_it_normalises_the_same(tmp_path):
     """The statistics come from a vector env and from an `EnvCreator`'s envs, in both file formats."""
     with attached(VecNorm(), n=2) as venv:
         venv.reset(seed=0)
@@ -151,7 +142,7 @@ def test_from_a_file_it_normalises_the_same(tmp_path, keys):
     of_workers = creator.frozen_copy()().reset(seed=1)[0]
     for file, want in (("parent.json", of_parent), ("workers.json", of_workers), ("workers.npz", of_workers)):
         state = np.load(tmp_path / file) if file.endswith("npz") else json.loads((tmp_path / file).read_text())
-        norm = VecNorm(keys)
+        norm = VecNorm()
         norm.load_state_dict(state)
         norm.freeze()
         raw = Samples(VECTOR, 3).reset(seed=1)[0]
@@ -169,29 +160,14 @@ def test_from_a_file_it_normalises_the_same(tmp_path, keys):
     np.testing.assert_array_equal(make_env.frozen_copy()().reset(seed=1)[0], want)
 
 
-def test_parts_are_known_by_their_names():
-    with attached(VecNorm(), MIXED) as venv, attached(None, MIXED) as raw:
-        venv.reset(seed=0)
-        norm = VecNorm()
-        norm.load_state_dict(venv.transform[0].state_dict())
-        venv.transform[0].freeze()
-        assert isinstance(norm.to_observation_norm(), Compose), "of several parts it is a chain"
-        want, got = venv.reset(seed=1)[0], norm.to_observation_norm()(raw.reset(seed=1)[0])
-        for key in ("x", "v", "pixels"):
-            np.testing.assert_allclose(got[key], want[key], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(got["deep"]["y"], want["deep"]["y"], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("space", "keys", "targets"),
     [
-        (MIXED, ["x", "v"], ["v", "x"]),
         (MIXED, ["x", ("deep", "y")], ["z", "x"]),
-        (spaces.Tuple((VECTOR, VECTOR)), [(0,), (1,)], ["a", "b"]),
         (spaces.Tuple((VECTOR, VECTOR)), [(0,), (1,)], [(1,), (0,)]),
         (VECTOR, ["observation"], ["z"]),
     ],
-    ids=["swapped", "moved", "names", "places", "an array"],
+    ids=["moved", "swapped places", "an array"],
 )
 def test_the_fixed_norm_of_parts_that_it_moves_is_the_same(space, keys, targets):
     with attached(VecNorm(keys, targets), space) as venv, attached(None, space) as raw:
@@ -211,89 +187,66 @@ def odd(*keys):
     return spaces.Dict([(key, spaces.Box(-1, 1, (2,), np.float32)) for key in keys])
 
 
-ODD = {
-    "a reward": odd("reward", "x"),
-    "points": spaces.Dict({"a.b": spaces.Box(-1, 1, (2,)), "a": odd("b", "reward")}),
-    "numbers": spaces.Tuple((odd("0", "1.2"), spaces.Tuple((spaces.Box(-1, 1, (2,)), odd("x"))))),
-    "odd": odd("", "(", "observation", "_mean", "VecNorm", "('a.b',)", "\u00b2", 7),
-    "like a creator's": spaces.Tuple((spaces.Dict({"VecNorm": odd("x")}), odd("y"))),
-}
+POINTS = spaces.Dict({"a.b": spaces.Box(-1, 1, (2,)), "a": odd("b", "reward")})
+NUMBERS = spaces.Tuple((odd("0", "1.2"), spaces.Tuple((spaces.Box(-1, 1, (2,)), odd("reward")))))
 
 
-@pytest.mark.parametrize("space", ODD.values(), ids=ODD)
-@pytest.mark.parametrize("keys", [None, "paths"])
-def test_each_part_has_statistics_of_its_own_whatever_it_is_called(space, keys):
-    paths = [path for path, _ in nest.items(tree_of(space))]
-    keys = keys and [*paths, "reward"]
+@pytest.mark.parametrize(
+    ("space", "paths"),
+    [
+        (POINTS, [("a.b",), ("a", "b"), ("a", "reward")]),
+        (NUMBERS, [(0, "0"), (0, "1.2"), (1, 0), (1, 1, "reward")]),
+    ],
+)
+@pytest.mark.parametrize("is_named", [False, True])
+def test_each_part_has_statistics_of_its_own_whatever_it_is_called(space, paths, is_named):
+    keys = [*paths, "reward"] if is_named else None
     with attached(VecNorm(keys), space) as venv, attached(None, space) as raw:
         norm = venv.transform[0]
         for seed in range(3):
-            (obs, _), (own, _) = venv.reset(seed=seed), raw.reset(seed=seed)
+            venv.reset(seed=seed), raw.reset(seed=seed)
         rewards = [each.step(np.ones((4, 2), np.float32))[1] for each in (venv, raw)]
         assert len(norm.moments()) == len(paths) + 1
         np.testing.assert_allclose(norm.denorm_reward(rewards[0]), rewards[1], rtol=1e-5, atol=1e-5)
-        assert norm.moments()["reward"][0].shape == ()
         obs, own = venv.reset(seed=5)[0], raw.reset(seed=5)[0]
         state = json.loads(json.dumps({name: array.tolist() for name, array in norm.state_dict().items()}))
-        loaded, attached_first = VecNorm(keys), VecNorm(keys)
+        loaded = VecNorm(keys)
         loaded.load_state_dict(state)
-        with attached(loaded.clone(), space) as other, attached(attached_first, space) as third:
-            attached_first.load_state_dict(state)
-            for each in (loaded, other.transform[0], third.transform[0], pickle.loads(pickle.dumps(norm))):
+        with attached(loaded.clone(), space) as other:
+            for each in (loaded, other.transform[0], pickle.loads(pickle.dumps(norm))):
                 each.freeze()
-                for path in paths:
-                    for found, before in ((each.denorm(obs), own), (each.denorm(each.to_observation_norm()(own)), own)):
-                        np.testing.assert_allclose(part(found, path), part(before, path), rtol=1e-4, atol=1e-4)
-            for each in (other, third):
-                assert each.transform[0].state_dict().keys() == state.keys()
+                for found in (each.denorm(obs), each.denorm(each.to_observation_norm()(own))):
+                    same = [
+                        np.allclose(*pair, rtol=1e-4, atol=1e-4)
+                        for pair in zip(*map(nest.leaves, (found, own)), strict=True)
+                    ]
+                    assert same == [True] * len(paths)
+            assert other.transform[0].state_dict().keys() == state.keys()
 
 
 def test_the_states_of_a_creator_have_parts_of_any_name():
-    creator = EnvCreator(lambda: TransformedEnv(Samples(ODD["points"]), VecNorm()))
+    creator = EnvCreator(lambda: TransformedEnv(Samples(POINTS), VecNorm()))
     creator().reset(seed=0)
     norm = VecNorm()
     norm.load_state_dict(creator.state_dict())
-    assert {name: moments[0].shape for name, moments in norm.moments().items()} == {
-        "('a.b',)": (2,),
-        "a.b": (2,),
-        "a.reward": (2,),
-        "reward": (),
-    }
+    assert norm.moments().keys() == {"('a.b',)", "a.b", "a.reward", "reward"}
 
 
-def test_a_state_that_does_not_fit_is_refused():
+def test_a_state_without_observations_makes_an_empty_chain():
     with attached(VecNorm(), n=2) as venv:
         venv.reset(seed=0)
         state = venv.transform[0].state_dict()
-    for wrong in ({}, {"mean": 0.0}, {"observation_mean": 0.0, "observation_sum": 0.0}, {**state, "more": 1.0}):
-        with pytest.raises(ValueError, match=r"the state does not fit VecNorm\(.*: expected \[.*_skipped.*\], got \["):
-            VecNorm().load_state_dict(wrong)
-    with pytest.raises(ValueError, match=r"expected \['x_count', 'x_mean', .*\], got \['observation_"):
-        VecNorm(["x"]).load_state_dict(state)
-    two = {f"{k}.VecNorm.{name}": value for k in (0, 1) for name, value in state.items()}
-    with pytest.raises(ValueError, match=r"expected .*got {'0.VecNorm.observation_mean'"), attached(VecNorm()) as venv:
-        venv.transform[0].load_state_dict(two)
     norm = VecNorm(["reward"])
     norm.load_state_dict({name: value for name, value in state.items() if name.startswith("reward")})
-    assert isinstance(norm.to_observation_norm(), Compose)  # without parts
+    assert isinstance(norm.to_observation_norm(), Compose)
 
 
-@pytest.mark.parametrize("attach", [attached, lambda norm, space: TransformedEnv(Samples(space), norm)])
-def test_what_it_has_learnt_is_not_dropped_for_an_env_that_it_does_not_fit(attach):
+def test_what_it_has_learnt_is_not_dropped_for_a_part_that_it_does_not_fit():
     norm = VecNorm(["x"])
     norm.load_state_dict({"x_mean": np.ones(3), "x_var": np.ones(3), "x_count": 7.0, "x_skipped": 0.0})
-    other = spaces.Dict({"x": spaces.Box(-1, 1, (4,), np.float32)})
-    with pytest.raises(ValueError, match=r"do not fit this env: expected {'x_mean': \(4,\).*got {'x_mean': \(3,"):
-        attach(norm, other)
     with attached(norm, MIXED) as venv:
         venv.reset(seed=0)
         with pytest.raises(ValueError, match="do not fit this env"):
             venv.insert_transform(0, RenameTransform(["v"], ["x"]))
         assert len(venv.transform) == 1
         assert venv.transform[0].state_dict()["x_count"] > 7
-
-
-def test_one_without_statistics_has_none_to_show():
-    for call in (VecNorm().moments, VecNorm().to_observation_norm):
-        with pytest.raises(RuntimeError, match=r"VecNorm\(.* has no statistics: make it part of an env, or load"):
-            call()
