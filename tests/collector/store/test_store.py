@@ -129,7 +129,7 @@ def test_a_part_of_a_batch_is_a_slice_without_gaps_or_a_mask(tmp_path: Path) -> 
         for found in part:
             assert_same(found, episode(found.number))
     for wrong in (slice(None, None, 2), slice(None, None, -1), np.array([0, 2]), np.arange(6), 1):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="a slice with step 1 or a bool mask"):
             batch.select(wrong)  # type: ignore[arg-type]
 
 
@@ -480,7 +480,7 @@ def test_a_line_that_readers_would_refuse_is_not_written(tmp_path: Path) -> None
             with pytest.raises((ValueError, TypeError)):
                 writer.end(episodes=count)
         for failed, state in (({"env": -1}, None), ({}, "\ud800")):
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match=r"int|truncated"):
                 writer.commit(failed=failed, state=state)
         assert files(tmp_path / "a")["manifest.jsonl"] == b""
         writer.end(episodes=5)
