@@ -91,6 +91,9 @@ class Counting(gymnasium.Env):
             return 1.7e308  # two of them overflow
         if self._how in ("nan", "inf"):
             return float(self._how)
+        if self._how == "signal":
+            signal.raise_signal(signal.SIGINT)
+            return 0.0
         if self._how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._how == "hang":
@@ -215,6 +218,23 @@ class Forgetful(gymnasium.Env):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         self._steps += 1
         return np.array([self._steps], np.float32), 1.0, self._steps % 5 == 0, False, {}
+
+
+class Shows(gymnasium.Env):
+    """Env whose observations are `value` as `form` says. Episodes have one step."""
+
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(2)
+
+    def __init__(self, value: Any = "0", form: str = "float32") -> None:
+        self._value, self._form = float(value), form
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        odd: dict[str, Any] = {"list": [self._value] * 2, "ragged": [[0.0], [0.0, 0.0]], "text": "text"}
+        obs = odd[self._form] if self._form in odd else np.full(2, self._value, self._form)
+        return obs, 1.0, True, False, {}
 
 
 class Unrepeated(gymnasium.Env):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 from pathlib import Path
@@ -28,9 +27,7 @@ from collector import (
     resume_job,
     run_job,
 )
-from collector.jobs.job_progress import Metrics
 from collector.jobs.plan import Plan
-from collector.store import safe_folder
 from tests.support import job_envs
 from tests.support import numbered as numbers
 from tests.support.backends import FULL
@@ -81,7 +78,7 @@ def test_the_same_episodes_on_every_backend(backend: str, uninterrupted: Path, t
 
 @pytest.mark.parametrize("backend", ["dummy", pytest.param("shmem", marks=FULL)])
 def test_a_job_stores_texts_and_infos(backend: str, tmp_path: Path) -> None:
-    kwargs = {"number": 0, "form": "tree", "informs": True}
+    kwargs = {"number": 0, "form": "lists", "informs": True}
     numbered = {"env": "tests.support.numbered:Numbered", "env_kwargs": kwargs, "num_envs": 1}
     run_job(job(**numbered, info_keys=numbers.KEYS[:-2], backend=backend, episodes=12), tmp_path / "a")
     for each in Dataset(tmp_path / "a"):
@@ -287,33 +284,6 @@ def test_an_episode_that_fails_is_skipped_and_counted(
         assert_equal(episode, whole[episode.number])
 
 
-@pytest.mark.parametrize("spare_envs", [0, pytest.param(1, marks=FULL)])
-def test_new_workers_and_spare_envs_change_no_episode(
-    spare_envs: int,
-    uninterrupted: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    # so that a round waits for each new worker
-    monkeypatch.setattr("vecenv.backends.recycling.available_memory", lambda: 0)
-    caplog.set_level("INFO", "vecenv")
-    changes = {**counting(), "episodes": 40, "backend": "shmem", "num_workers": 4}
-    state = run_job(job(**changes, recycle_after=2, spare_envs=spare_envs), tmp_path)
-    assert (state.status, state.episodes, state.skipped) == ("complete", 40, {})
-    assert "was replaced (episodes)" in caplog.text
-    assert_same(tmp_path, uninterrupted)
-
-
-def test_a_failure_that_does_not_come_again_costs_nothing(
-    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAILS_ONCE", str(tmp_path / "failed"))
-    state = run_job(job(**counting(every=13, how="once"), episodes=40), tmp_path / "a")
-    assert (state.retried, state.skipped) == (1, {})
-    assert_same(tmp_path / "a", uninterrupted)
-
-
 RAISED = {"episodes": 400, "on_error": "raise"}
 ALL_FAILED = r"all episodes failed; the last, episode 2, with .*Over"
 
@@ -349,33 +319,6 @@ def test_an_error_that_ends_the_job_leaves_whole_episodes_or_no_folder(
             resume_job(tmp_path / "a", failing)
 
 
-@pytest.mark.guarantee("G12.1")
-@FULL
-def test_a_full_disk_leaves_what_was_committed_and_the_job_goes_on_later(
-    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards: list[int] = []
-    write = safe_folder.write
-
-    def full_after_a_while(fd: int, data: Any) -> None:
-        if (size := sum(map(len, data)) if isinstance(data, list) else len(data)) > 3000:
-            shards.append(size)
-            if len(shards) > 1:
-                raise OSError(28, "No space left on device")
-        write(fd, data)
-
-    small = job(**counting(), episodes=40, shard_bytes=2000)
-    with monkeypatch.context() as patch:
-        patch.setattr(safe_folder, "write", full_after_a_while)
-        with pytest.raises(DatasetError, match=r"No space left on device; the .* episodes committed before are kept"):
-            run_job(small, tmp_path)
-    data = Dataset(tmp_path)
-    assert 0 < len(data) < 40
-    assert data.verify() == []
-    resume_job(tmp_path, small)
-    assert_same(tmp_path, uninterrupted)
-
-
 def test_the_first_error_is_raised_though_the_disk_is_full_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, data: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -384,25 +327,12 @@ def test_the_first_error_is_raised_though_the_disk_is_full_too(tmp_path: Path, m
 
     def fill_the_disk(state: Any) -> None:
         failed.append(state.status)
-        monkeypatch.setattr(safe_folder, "write", full)
+        monkeypatch.setattr("collector.store.safe_folder.write", full)
 
     changes = {**counting(every=episode_seed(0, 90)), **RAISED}
     with pytest.raises(OverflowError, match="cannot be played"):
         run_job(job(**changes), tmp_path, on_progress=fill_the_disk)
     assert failed
-
-
-@FULL
-def test_a_disk_that_is_full_when_metrics_are_written_is_an_error_of_the_folder(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        with pytest.raises(DatasetError, match=r"metrics\.jsonl: File too large; the episodes committed before"):
-            metrics.write(lambda: {"steps": 1})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        metrics.close()
 
 
 # Resuming.
@@ -411,7 +341,7 @@ def test_a_disk_that_is_full_when_metrics_are_written_is_an_error_of_the_folder(
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=FULL)])
 def test_a_job_that_was_stopped_goes_on_anywhere(signum: int, uninterrupted: Path, tmp_path: Path) -> None:
     wanted = job(**counting(), episodes=40)
-    state = stopped(run_job, wanted, tmp_path, on_progress=stop_at(5, signum))
+    state = stopped(run_job, wanted, tmp_path, resume=True, on_progress=stop_at(5, signum))
     assert (state.status, state.signum) == ("interrupted", signum)
     before = Dataset(tmp_path)
     assert 5 <= len(before) < 40
@@ -431,21 +361,8 @@ def test_a_job_that_was_stopped_goes_on_anywhere(signum: int, uninterrupted: Pat
     assert steps[0] > before.steps
     assert (state.status, state.episodes) == ("complete", 40)
     assert sum(state.lengths) < state.steps, "what was there was not played again"
+    assert run_job(wanted, tmp_path, resume=True).status == "complete"
     assert_same(tmp_path, uninterrupted)
-
-
-def test_one_line_of_a_program_starts_a_job_and_goes_on_with_it(uninterrupted: Path, tmp_path: Path) -> None:
-    wanted = job(**counting(), episodes=40)
-    stopped(run_job, wanted, tmp_path, resume=True, on_progress=stop_at(5))
-    for _ in range(2):
-        state = run_job(wanted, tmp_path, resume=True)
-        assert (state.status, state.episodes) == ("complete", 40)
-    assert_same(tmp_path, uninterrupted)
-
-
-def test_the_program_ends_though_the_signal_came_in_the_last_batch(tmp_path: Path) -> None:
-    state = stopped(run_job, job(episodes=1, num_envs=1), tmp_path, on_progress=stop_at(1))
-    assert (state.status, state.episodes) == ("complete", 1)
 
 
 @FULL
@@ -584,29 +501,6 @@ def ended_by(signum: int, running: Any, has_workers: bool = True) -> tuple[str, 
     assert not alive
     assert bool(workers) == has_workers
     return output
-
-
-@pytest.mark.parametrize(
-    ("backend", "signum"),
-    [
-        pytest.param("shmem", signal.SIGINT, marks=FULL),
-        pytest.param("subproc", signal.SIGTERM, marks=pytest.mark.slow),
-    ],
-)
-def test_a_signal_in_mid_run_ends_the_command_cleanly(backend: str, signum: int, tmp_path: Path) -> None:
-    options = ["--env", "CartPole-v1", "--steps", "100000000", "--backend", backend]
-    with started(tmp_path / "a", *options) as running:
-        assert running.stdout.readline().startswith("Job: {")
-        assert running.stdout.readline().startswith("Collecting 100,000,000 steps")
-        assert "steps/s" in running.stdout.readline()
-        out, error = ended_by(signum, running)
-    assert running.returncode == 128 + signum
-    assert error.split("\n") == ["", NOTICE, ""]
-    assert "Interrupted; collected until then, and kept:" in out
-    assert f"Resume with: python -m collector resume {tmp_path / 'a'}" in out.replace("\n", "")
-    data = Dataset(tmp_path / "a")
-    assert len(data) > 10
-    assert_whole(data)
 
 
 @pytest.mark.parametrize(

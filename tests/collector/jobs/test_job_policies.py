@@ -49,6 +49,6 @@ def test_a_policy_that_changes_itself_can_be_resumed_and_is_not_repeatable(
 def test_tasks_on_a_cluster_agree_about_a_policy_that_changes_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    RayHere(0.0, 0, monkeypatch)
+    RayHere(monkeypatch)
     state = run_job(carrying("norm", episodes=40), tmp_path / "a", cluster="auto", cluster_actors=3)
     assert (state.status, state.episodes, state.repeatable) == ("complete", 40, False)
