@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collector.__main__ import main
+from collector.__main__ import script as script
 from collector.jobs.player import JobFailedError as JobFailedError
 from tests.support.paths import ROOT
 

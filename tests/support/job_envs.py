@@ -373,24 +373,6 @@ class WithoutModes(Drawn):
         super().__init__()
 
 
-class Large(gymnasium.Env):
-    """Env with observations of 40 kB and episodes of one step. Step 300 raises."""
-
-    observation_space, action_space = spaces.Box(0, 1, (5000,), np.float64), spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self._left = 300
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        return np.zeros(5000), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        self._left -= 1
-        if not self._left:
-            raise OverflowError("enough")
-        return np.zeros(5000), 1.0, True, False, {}
-
-
 class Takes:
     """Policy that takes no arguments."""
 

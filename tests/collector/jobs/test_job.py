@@ -27,7 +27,6 @@ from collector import (
     resume_job,
     run_job,
 )
-from collector.jobs.plan import Plan
 from tests.support import job_envs
 from tests.support import numbered as numbers
 from tests.support.backends import FULL
@@ -373,13 +372,21 @@ def test_a_job_of_steps_ends_where_it_would_have(tmp_path: Path) -> None:
     assert_same(tmp_path / "a", tmp_path / "whole")
 
 
-def test_a_job_of_steps_plays_what_is_missing_before_episodes_that_were_committed() -> None:
+def test_a_job_of_steps_plays_what_is_missing_before_episodes_that_were_committed(
+    uninterrupted: Path, tmp_path: Path
+) -> None:
     """An episode is missing if its env failed, and a signal came before the retry."""
-    plan = Plan(0, steps=10)
-    plan.restore(np.array([0, 2, 4]), np.array([3, 9, 9]))
-    assert [number for number, _ in plan] == [1, 3]
-    plan.finished(1, 1)
-    assert (plan.is_complete, plan.end, plan.end_steps) == (True, 3, 13)
+    whole = Dataset(uninterrupted)
+    wanted = job(**counting(), steps=int(whole.lengths[:3].sum()) + 1)
+    head = {**whole.head, "job": {**whole.head["job"], "episodes": None, "steps": wanted.steps}}
+    with StoreWriter(tmp_path, head) as writer:
+        writer.add([whole[0], whole[2], whole[4]])
+        writer.commit()
+    state = resume_job(tmp_path, wanted)
+    assert (state.status, state.steps) == ("complete", whole.lengths[:4].sum())
+    assert Dataset(tmp_path).numbers.tolist() == [0, 1, 2, 3]
+    for episode in Dataset(tmp_path):
+        assert_equal(episode, whole[episode.number])
 
 
 def test_one_that_is_complete_stays_as_it_is(uninterrupted: Path) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from collector import Dataset
-from collector.jobs.job_runner import resume_job, run_job
+from collector import Dataset, resume_job, run_job
 from tests.collector.jobs.test_job_cluster import RayHere
 from tests.support.backends import FULL
 from tests.support.job_envs import assert_same, assert_whole, job, stop_at, stopped

@@ -20,8 +20,8 @@ from gymnasium.wrappers.vector import ClipReward
 
 from collector import AsyncDataCollector, Dataset, DatasetError, EpisodeSeeds, RecordEpisodes
 from collector import SyncDataCollector as Collector
-from collector.store import safe_folder
 from tests.support.ctrl_c import interrupted
+from tests.support.disk import disk
 from tests.support.numbered import N, Numbered, actions, assert_whole, env_fns
 from tests.support.paths import ROOT
 from vecenv import DummyVectorEnv, TransformedVectorEnv
@@ -154,7 +154,7 @@ def test_ctrl_c_within_a_commit_waits_for_its_end(moment: str, tmp_path: Path) -
     def play_on() -> None:
         envs = RecordEpisodes(DummyVectorEnv(env_fns()), tmp_path, shard_seconds=0.0)
         with envs, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(safe_folder, moment, interrupted(getattr(safe_folder, moment)))
+            patch.setattr(disk, moment, interrupted(getattr(disk, moment)))
             play(envs)
 
     with pytest.raises(KeyboardInterrupt) as error:
@@ -170,7 +170,7 @@ def test_what_cannot_be_committed_at_the_end_is_a_note_at_the_exception(tmp_path
     def play_on() -> None:
         with pytest.MonkeyPatch.context() as patch, RecordEpisodes(venv, tmp_path) as envs:
             play(envs)
-            patch.setattr(safe_folder, "write", Mock(side_effect=full))
+            patch.setattr(disk, "write", Mock(side_effect=full))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as error:

@@ -77,12 +77,44 @@ def transformed(fns: Any, autoreset_mode: Any) -> Any:
     return SyncVectorEnv([lambda fn=fn: TransformedEnv(fn(), RewardSum()) for fn in fns], autoreset_mode=autoreset_mode)
 
 
+class Mapped(gymnasium.vector.VectorWrapper):
+    """Passes the observations of `reset`, of `step` and of the ends of episodes through three functions."""
+
+    def __init__(self, envs: Any, first: Any, later: Any, last: Any) -> None:
+        super().__init__(envs)
+        self.first, self.later, self.last = first, later, last
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, infos = self.env.reset(**kwargs)
+        return self.first(obs), infos
+
+    def step(self, actions: Any) -> Any:
+        obs, *rest, infos = self.env.step(actions)
+        for row in np.flatnonzero(infos.get("_final_obs", ())):
+            infos["final_obs"][row] = self.last(infos["final_obs"][row])
+        return self.later(obs), *rest, infos
+
+
+def whole(obs: Any) -> Any:
+    return obs.astype(np.int64)
+
+
+def large(obs: Any) -> Any:
+    return obs.astype(np.float64)
+
+
+def other_dtypes(fns: Any, **mode: Any) -> Any:
+    """Return a VectorEnv whose observations have other dtypes than their space."""
+    return Mapped(gymnasium.vector.SyncVectorEnv(fns, **mode), whole, large, large)
+
+
 ANY = ("box", "tree", "lists", "text")
 MAKERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "gymnasium": (recorded(gymnasium.vector.SyncVectorEnv), ANY),
     "old names": (recorded(old_names), ANY),
     "facade": (around(lambda fns, mode: DummyVectorEnv(fns)), ANY),
     "ours": (recorded(SyncVectorEnv), ANY),
+    "other dtypes": (recorded(other_dtypes), ("box",)),
     "transformed": (recorded(transformed), ("lists",)),
     "from_gymnasium": (
         around(lambda fns, mode: from_gymnasium(gymnasium.vector.SyncVectorEnv(fns, autoreset_mode=mode))),
@@ -111,7 +143,7 @@ def batched(rows: list[Any], rng: np.random.Generator) -> Any:
     return [tuple, list, np.array][rng.integers(3)](rows) if isinstance(first, str) else np.array(rows)
 
 
-@pytest.mark.parametrize("maker", [*list(MAKERS)[:4], *(pytest.param(each, marks=FULL) for each in list(MAKERS)[4:])])
+@pytest.mark.parametrize("maker", [*list(MAKERS)[:5], *(pytest.param(each, marks=FULL) for each in list(MAKERS)[5:])])
 def test_random_loops_around_a_gymnasium_vector_env_store_what_its_envs_played(maker: str, tmp_path: Path) -> None:
     make, forms = MAKERS[maker]
     for seed in range(12 if maker == "gymnasium" else 6):
@@ -287,17 +319,6 @@ def test_ctrl_c_at_any_moment_joins_no_episodes(tmp_path: Path) -> None:
 # What the wrapper refuses, and what it passes on.
 
 
-def test_it_has_the_methods_of_what_it_wraps(tmp_path: Path) -> None:
-    with RecordEpisodes(gymnasium.vector.SyncVectorEnv(env_fns()), tmp_path) as envs:
-        envs.set_attr("taken", 3)
-        assert envs.get_attr("taken") == (3,) * N
-        assert len(envs.envs) == N
-    with RecordEpisodes(AsyncVectorEnv(env_fns()), tmp_path, overwrite=True) as envs:
-        for name in ("reset_async", "step_wait"):
-            with pytest.raises(AttributeError):
-                getattr(envs, name)
-
-
 class Tile(IntEnum):
     """Keys of a Dict space, as in pgtg 0.6.1."""
 
@@ -313,42 +334,23 @@ class Spaced(Numbered):
 
 
 TILES = spaces.Dict(map=spaces.Tuple([spaces.Dict({Tile.WALL: spaces.Discrete(2)})]))
+KEYED = r"obs\['map'\]\[0\] has the keys \[<Tile.WALL: 1>\]; only text.*TransformObservation"
 
 
 @pytest.mark.parametrize(
-    ("fns", "options", "error", "message"),
+    ("changed", "message"),
     [
-        (
-            [partial(Spaced, 0, observation_space=TILES)],
-            {},
-            DatasetError,
-            r"obs\['map'\]\[0\] has the keys \[<Tile.WALL: 1>\]; only text.*TransformObservation",
-        ),
-        (
-            [partial(Spaced, 0, action_space=spaces.Box(0, 1, (1,), np.longdouble))],
-            {},
-            DatasetError,
-            r"action is (float128|longdouble)",
-        ),
-        (
-            [partial(Spaced, 0, observation_space=spaces.Sequence(spaces.Text(5)))],
-            {},
-            DatasetError,
-            "only texts and arrays of numbers can be stored: obs is not",
-        ),
-        (
-            [partial(Spaced, 0, observation_space=spaces.Box(-1, 9, (4,))), partial(Numbered, 1)],
-            {},
-            DatasetError,
-            "obs is not an array with",
-        ),
-        (env_fns("tree"), {"stack_obs": False}, ValueError, "stack_obs=True"),
+        ({"observation_space": TILES}, KEYED),
+        ({"action_space": spaces.Box(0, 1, (1,), np.longdouble)}, r"action is (float128|longdouble)"),
+        ({"observation_space": spaces.Sequence(spaces.Text(5))}, "only texts and arrays of numbers can be stored: obs"),
+        ({"observation_space": spaces.Box(-1, 9, (4,))}, "obs is not an array with"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused_at_once(
-    fns: Any, options: Any, error: Any, message: str, tmp_path: Path
-) -> None:
-    with DummyVectorEnv(fns, **options) as venv, pytest.raises(error, match=message):
+def test_spaces_that_cannot_be_recorded_are_refused_at_once(changed: Any, message: str, tmp_path: Path) -> None:
+    fns = [partial(Spaced, 0, **changed), partial(Numbered, 1)][: 1 + ("not an" in message)]
+    with DummyVectorEnv(fns) as venv, pytest.raises(DatasetError, match=message):
+        RecordEpisodes(venv, tmp_path / "a")
+    with DummyVectorEnv(env_fns("tree"), stack_obs=False) as venv, pytest.raises(ValueError, match="stack_obs=True"):
         RecordEpisodes(venv, tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
@@ -361,7 +363,13 @@ def test_a_vector_env_without_a_mode_needs_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="pass autoreset_mode="):
         RecordEpisodes(envs, tmp_path / "a")
     assert not (tmp_path / "a").exists()
-    RecordEpisodes(envs, tmp_path / "a", autoreset_mode="NextStep").close()
+    recorded = RecordEpisodes(envs, tmp_path / "a", autoreset_mode="NextStep")
+    for name in ("reset_async", "step_wait"):
+        with pytest.raises(AttributeError, match="it records `reset` and `step`"):
+            getattr(recorded, name)
+    recorded.set_attr("taken", 3)
+    assert (recorded.get_attr("taken"), len(recorded.envs)) == ((3,) * N, N)
+    recorded.close()
 
 
 def test_actions_are_refused_as_by_the_vector_env(tmp_path: Path) -> None:
@@ -382,55 +390,16 @@ def test_actions_are_refused_as_by_the_vector_env(tmp_path: Path) -> None:
                 venv.step(wrong)
 
 
-class Mapped(gymnasium.vector.VectorWrapper):
-    """Passes the observations of `reset`, of `step` and of the ends of episodes through three functions."""
-
-    def __init__(self, envs: Any, first: Any, later: Any, last: Any) -> None:
-        super().__init__(envs)
-        self.first, self.later, self.last = first, later, last
-
-    def reset(self, **kwargs: Any) -> Any:
-        obs, infos = self.env.reset(**kwargs)
-        return self.first(obs), infos
-
-    def step(self, actions: Any) -> Any:
-        obs, *rest, infos = self.env.step(actions)
-        for row in np.flatnonzero(infos.get("_final_obs", ())):
-            infos["final_obs"][row] = self.last(infos["final_obs"][row])
-        return self.later(obs), *rest, infos
-
-
-def whole(obs: Any) -> Any:
-    return obs.astype(np.int64)
-
-
-def halved(obs: Any) -> Any:
-    return obs.astype(np.float64) + 0.5
-
-
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_observations_are_stored_in_the_dtype_of_their_space(mode: AutoresetMode, tmp_path: Path) -> None:
-    """Whatever dtype the VectorEnv returns first."""
-    inner = gymnasium.vector.SyncVectorEnv(env_fns(), autoreset_mode=mode)
-    with RecordEpisodes(Mapped(inner, whole, halved, halved), tmp_path) as envs:
-        play(envs, mode)
-    data = Dataset(tmp_path)
-    assert len(data) > 20
-    for episode in data:
-        assert episode.obs.dtype == np.float32
-        assert episode.obs[1:, 2].tolist() == [step + 0.5 for step in range(1, len(episode) + 1)]
-
-
 SAYS = r"says float32 in .* \(3,\): cor"
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ((lambda obs: halved(obs) + 1e300, whole, whole), "float64 .*, and casting would change the values: correct"),
-        ((whole, lambda obs: obs[:, :2], halved), rf"obs as float32 in the shape \(2,\) .* {SAYS}"),
-        ((whole, lambda obs: {"a": obs}, halved), rf"as a dict with the keys \['a'\]; .* {SAYS}"),
-        ((whole, halved, lambda obs: obs.astype(str)), "<U"),
+        ((lambda obs: large(obs) + 1e300, whole, whole), "float64 .*, and casting would change the values: correct"),
+        ((whole, lambda obs: obs[:, :2], large), rf"obs as float32 in the shape \(2,\) .* {SAYS}"),
+        ((whole, lambda obs: {"a": obs}, large), rf"as a dict with the keys \['a'\]; .* {SAYS}"),
+        ((whole, large, lambda obs: obs.astype(str)), "<U"),
     ],
     ids=["too large", "narrow", "tree", "text"],
 )
@@ -644,16 +613,3 @@ def test_a_cutter_gives_entries_that_only_later_batches_have(flat: bool) -> None
     assert [each.info["count"].tolist() for each in second] == [[1, 2, 3, 4]] * 2
     assert [each.info["verdict"].tolist() for each in second] == [[None, None, "", "good"]] * 2
     assert batches[1].extras["verdict"][0].tolist() == ["", "good"]
-
-
-@pytest.mark.slow
-def test_sb3_on_a_recorded_vector_env(tmp_path: Path) -> None:
-    pytest.importorskip("stable_baselines3")
-    from vecenv import SB3VecEnv
-
-    envs = SB3VecEnv(RecordEpisodes(DummyVectorEnv(env_fns()), tmp_path))
-    envs.reset()
-    for step in range(STEPS):
-        envs.step(actions(step))
-    envs.close()
-    assert sum(map(len, assert_whole(Dataset(tmp_path)).values())) > N * STEPS - 4 * N
