@@ -420,8 +420,6 @@ AUTO = {"cluster": "auto"}
 RUNS = rows_for(
     IN_FOLDER,
     runs(KeyError, "no such state", policy=f"{HERE}:bad"),
-    runs(DatasetError, "only texts and arrays of numbers", env=f"{HERE}:Lists"),
-    runs(DatasetError, "obs['map'] has the keys [1, 2]; only text can be", env=f"{HERE}:Tiles"),
     runs(
         DatasetError,
         "leave 'items' out with the wrapper",

@@ -120,24 +120,6 @@ class Words(gymnasium.Env):
         return "world", 0.0, True, False, {}
 
 
-class Tiles(Words):
-    """Env whose Dict space has keys that are no text, as in pgtg 0.6.1."""
-
-    observation_space = spaces.Dict(map=spaces.Dict({1: spaces.Discrete(2), 2: spaces.Discrete(2)}))
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
-        return {"map": {1: 0, 2: 1}}, {}
-
-    def step(self, action: Any) -> Any:
-        return {"map": {1: 0, 2: 1}}, 0.0, True, False, {}
-
-
-class Lists(Words):
-    """Env whose observations are neither arrays nor texts."""
-
-    observation_space = spaces.Sequence(spaces.Discrete(2))
-
-
 class Inventory(Words):
     """Env that observes a picture, a text and a list."""
 

@@ -187,11 +187,13 @@ def test_it_resumes_without_the_file_and_refuses_a_changed_one(file: Path, tmp_p
         resume_job(tmp_path / "a", load_job(file))
     assert (tmp_path / "a" / "manifest.jsonl").read_bytes() == before
     (tmp_path / "stats/cartpole.json").unlink()
-    resume_job(tmp_path / "a")
-    assert_same(tmp_path / "a", tmp_path / "whole")
+    head = (tmp_path / "a/dataset.json").read_bytes()
     change_job(tmp_path / "a", transforms=[{"call": "VecNorm", "frozen": "/etc/hostname"}])
     with pytest.raises(JobError, match="the file '/etc/hostname' was not read"):
         resume_job(tmp_path / "a")
+    (tmp_path / "a/dataset.json").write_bytes(head)
+    resume_job(tmp_path / "a")
+    assert_same(tmp_path / "a", tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
