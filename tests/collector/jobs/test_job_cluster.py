@@ -270,19 +270,6 @@ def test_actors_write_the_episodes_of_a_local_job(uninterrupted: Path, tmp_path:
 
 @pytest.mark.ray
 @pytest.mark.local_ray
-def test_workers_and_a_policy_are_in_the_actors(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    mlp = {"policy": "mlp", "device": "cpu", "backend": "shmem"}
-    run_job(job(**mlp), tmp_path / "whole")
-    run_job(job(**mlp), tmp_path / "a", **AUTO)
-    one, two = (Dataset(tmp_path / name).head for name in ("whole", "a"))
-    assert (one["policy_hash"], two["repeatable"]) == (two["policy_hash"], True)
-    assert two["ran_on"] == {"vector_env": "ShmemVectorEnv", "num_workers": 1, "actors": 2}
-    assert_same(tmp_path / "a", tmp_path / "whole")
-
-
-@pytest.mark.ray
-@pytest.mark.local_ray
 @pytest.mark.parametrize(
     ("changes", "error", "message", "some"),
     [
@@ -315,21 +302,6 @@ def test_failures_in_actors_end_the_job_with_what_was_whole(
     if some:
         assert not Dataset(tmp_path / "a").complete
         assert_whole(Dataset(tmp_path / "a"))
-
-
-@pytest.mark.ray
-@pytest.mark.local_ray
-def test_a_job_goes_on_with_a_cluster_and_without(tmp_path: Path) -> None:
-    slow = job(**counting(seconds=0.001), episodes=200)
-    run_job(slow, tmp_path / "whole")
-    stopped(run_job, slow, tmp_path / "a", on_progress=stop_at(30))
-    state = stopped(resume_job, tmp_path / "a", slow, **AUTO, on_progress=stop_at(100))
-    assert (state.status, state.signum) == ("interrupted", signal.SIGINT)
-    assert 100 <= state.episodes == len(Dataset(tmp_path / "a")) < 200
-    stopped(resume_job, tmp_path / "a", slow, cluster="auto", cluster_actors=3, on_progress=stop_at(150))
-    state = resume_job(tmp_path / "a", slow)
-    assert (state.status, state.episodes) == ("complete", 200)
-    assert_same(tmp_path / "a", tmp_path / "whole")
 
 
 LONG = ("--env", "CartPole-v1", "--steps", "100000000", "--cluster-actors", "2", "--shard-seconds", "0.5", "--no-plot")

@@ -241,18 +241,6 @@ def test_minari_recovers_the_env_of_a_job(settings: Any, minari: Any, tmp_path: 
 
 
 @FULL
-def test_minari_does_not_combine_data_of_different_envs(minari: Any, tmp_path: Path) -> None:
-    """Minari 0.5.4 compares specs only. It combines data sets without specs."""
-    for name, gravity in (("moon", 1.6), ("earth", 9.8)):
-        job = Job(env="Pendulum-v1", env_kwargs={"g": gravity}, episodes=1, max_episode_steps=5, backend="dummy")
-        run_job(job, tmp_path / f"jobs/{name}")
-        export(tmp_path / f"jobs/{name}", "minari", tmp_path / f"minari/pendulum/{name}-v0")
-    both = [minari.load_dataset(f"pendulum/{name}-v0") for name in ("moon", "earth")]
-    with pytest.raises(ValueError, match="different values for `env_spec`"):
-        minari.combine_datasets(both, "pendulum/both-v0")
-
-
-@FULL
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
