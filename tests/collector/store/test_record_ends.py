@@ -20,6 +20,7 @@ from gymnasium.wrappers.vector import ClipReward
 
 from collector import AsyncDataCollector, Dataset, DatasetError, EpisodeSeeds, RecordEpisodes
 from collector import SyncDataCollector as Collector
+from tests.support.backends import FULL
 from tests.support.ctrl_c import interrupted
 from tests.support.disk import disk
 from tests.support.numbered import N, Numbered, actions, assert_whole, env_fns
@@ -245,7 +246,7 @@ elif how == "exception":
 """
 
 
-@pytest.mark.parametrize("how", ["end", "exception", "fork", "collector"])
+@pytest.mark.parametrize("how", ["fork", "collector", *(pytest.param(how, marks=FULL) for how in ("end", "exception"))])
 def test_the_end_of_the_program(how: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM, tmp_path, how], cwd=ROOT, check=how != "exception")
     found = assert_whole(Dataset(tmp_path), complete=how == "fork")
