@@ -364,14 +364,6 @@ def test_a_job_that_was_stopped_goes_on_anywhere(signum: int, uninterrupted: Pat
     assert_same(tmp_path, uninterrupted)
 
 
-@FULL
-def test_a_job_of_steps_ends_where_it_would_have(tmp_path: Path) -> None:
-    run_job(job(**counting(), steps=300), tmp_path / "whole")
-    stopped(run_job, job(**counting(), steps=300), tmp_path / "a", on_progress=stop_at(5))
-    resume_job(tmp_path / "a", allow_import=[HERE])
-    assert_same(tmp_path / "a", tmp_path / "whole")
-
-
 def test_a_job_of_steps_plays_what_is_missing_before_episodes_that_were_committed(
     uninterrupted: Path, tmp_path: Path
 ) -> None:
