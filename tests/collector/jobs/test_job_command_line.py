@@ -152,7 +152,7 @@ import gymnasium
 import numpy as np
 
 def always_left(obs):
-    return np.zeros(len(obs), np.int64)
+    return np.zeros(len(obs["step_count"]), np.int64)
 
 class Shifted(gymnasium.ObservationWrapper):
     def __init__(self, env, by=1.0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from collector import Dataset, Job, run_job
+from collector.batch.step_log import StepLog
 from tests.support.job_envs import HERE, stop_at, stopped
 from tests.support.memory import Memory
 
@@ -24,18 +26,21 @@ def test_three_copies_of_an_observation(
 ) -> None:
     """Rows of CartPole count as large here. Small rows of an episode that spans batches are copied once more."""
     monkeypatch.setattr("collector.episodes.cutter.LARGE_ROW", 16)
-    stop, batches = stop_at(episodes), 1
+    batches = 0
+    batch: Callable[..., Any] = StepLog.batch
 
-    def on_progress(state: Any) -> None:
+    def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal batches
         batches += 1
-        stop(state)
+        return batch(*args, **kwargs)
 
+    monkeypatch.setattr(StepLog, "batch", counted)
     shape, dtype = ((4,), np.float32) if env == "CartPole-v1" else ((84, 84, 4), np.uint8)
     wanted = Job(env=env, episodes=10_000, num_envs=ENVS, num_workers=1, backend="shmem", policy=policy, device="cpu")
     with Memory(shape, dtype).watched() as memory:
-        # as long as each env has a next episode
-        stopped(run_job, wanted, tmp_path / "a", on_progress=on_progress)
+        stopped(
+            run_job, wanted, tmp_path / "a", on_progress=stop_at(episodes)
+        )  # as long as each env has a next episode
     blocks = memory.count()
     inside = [row.tobytes() for episode in Dataset(tmp_path / "a") for row in episode.obs[:-1]]
     assert min(blocks[row] for row in inside) == 2, "the log, and the memory of the episode"
