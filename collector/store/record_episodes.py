@@ -144,9 +144,8 @@ class RecordedVectorEnv(VectorWrapper):
         self._recorder, self._mode, self._native, self._ids = recorder, mode, native, range(recorder.n)
         self._to_reset = np.zeros(0, np.int64)
         """Ids of envs that the next step resets (mode NEXT_STEP)."""
-        self._resets_again = (
-            mode is AutoresetMode.NEXT_STEP and ASYNC in native.names and not self.unwrapped.shared_memory
-        )
+        has_memory = ASYNC not in native.names or getattr(self.unwrapped, "shared_memory", True)
+        self._resets_again = mode is AutoresetMode.NEXT_STEP and not has_memory
         """True if the next step resets an env that is over even after a `reset` (gymnasium 1.4.0)."""
 
     def __getattr__(self, name: str) -> Any:
