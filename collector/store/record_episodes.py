@@ -23,7 +23,7 @@ from collector.store.texts import TEXT
 from collector.store.writer import StoreWriter
 from vecenv import BaseVectorEnv, RowWiseWrapper, nest
 from vecenv.arguments import as_autoreset, as_ids, at_least_one, check_number, round_envs, spread_seeds
-from vecenv.envs.native_class import NativeClass
+from vecenv.envs.native_class import ASYNC, NativeClass
 from vecenv.errors import is_repeated
 from vecenv.nest import as_array
 from vecenv.wrappers import env_ids
@@ -144,6 +144,9 @@ class RecordedVectorEnv(VectorWrapper):
         self._recorder, self._mode, self._native, self._ids = recorder, mode, native, range(recorder.n)
         self._to_reset = np.zeros(0, np.int64)
         """Ids of envs that the next step resets (mode NEXT_STEP)."""
+        has_memory = ASYNC not in native.names or getattr(self.unwrapped, "shared_memory", True)
+        self._resets_again = mode is AutoresetMode.NEXT_STEP and not has_memory
+        """True if the next step resets an env that is over even after a `reset` (gymnasium 1.4.0)."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ASYNC_METHODS:
@@ -167,7 +170,8 @@ class RecordedVectorEnv(VectorWrapper):
             self._native.record_reset(infos)
             rows = fit_rows(obs, self._recorder.layout.obs)
             self._recorder.begin(ids, nest.take(rows, ids), seeds)
-            self._to_reset = np.setdiff1d(self._to_reset, ids)
+            if not self._resets_again:
+                self._to_reset = np.setdiff1d(self._to_reset, ids)
         except BaseException:
             self._abandon()
             raise

@@ -91,6 +91,9 @@ class Counting(gymnasium.Env):
             return 1.7e308  # two of them overflow
         if self._how in ("nan", "inf"):
             return float(self._how)
+        if self._how == "signal":
+            signal.raise_signal(signal.SIGINT)
+            return 0.0
         if self._how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._how == "hang":
@@ -115,24 +118,6 @@ class Words(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[str, float, bool, bool, dict]:
         return "world", 0.0, True, False, {}
-
-
-class Tiles(Words):
-    """Env whose Dict space has keys that are no text, as in pgtg 0.6.1."""
-
-    observation_space = spaces.Dict(map=spaces.Dict({1: spaces.Discrete(2), 2: spaces.Discrete(2)}))
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
-        return {"map": {1: 0, 2: 1}}, {}
-
-    def step(self, action: Any) -> Any:
-        return {"map": {1: 0, 2: 1}}, 0.0, True, False, {}
-
-
-class Lists(Words):
-    """Env whose observations are neither arrays nor texts."""
-
-    observation_space = spaces.Sequence(spaces.Discrete(2))
 
 
 class Inventory(Words):
@@ -215,6 +200,23 @@ class Forgetful(gymnasium.Env):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         self._steps += 1
         return np.array([self._steps], np.float32), 1.0, self._steps % 5 == 0, False, {}
+
+
+class Shows(gymnasium.Env):
+    """Env whose observations are `value` as `form` says. Episodes have one step."""
+
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(2)
+
+    def __init__(self, value: Any = "0", form: str = "float32") -> None:
+        self._value, self._form = float(value), form
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        odd: dict[str, Any] = {"list": [self._value] * 2, "ragged": [[0.0], [0.0, 0.0]], "text": "text"}
+        obs = odd[self._form] if self._form in odd else np.full(2, self._value, self._form)
+        return obs, 1.0, True, False, {}
 
 
 class Unrepeated(gymnasium.Env):
@@ -351,24 +353,6 @@ class WithoutModes(Drawn):
 
     def __init__(self) -> None:
         super().__init__()
-
-
-class Large(gymnasium.Env):
-    """Env with observations of 40 kB and episodes of one step. Step 300 raises."""
-
-    observation_space, action_space = spaces.Box(0, 1, (5000,), np.float64), spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self._left = 300
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        return np.zeros(5000), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        self._left -= 1
-        if not self._left:
-            raise OverflowError("enough")
-        return np.zeros(5000), 1.0, True, False, {}
 
 
 class Takes:

@@ -1,4 +1,4 @@
-"""Envs with episodes that identify themselves, to check recorded episodes."""
+"""Envs with episodes that identify themselves, and that log what reaches them, to check recorded episodes."""
 
 from __future__ import annotations
 
@@ -12,50 +12,96 @@ from gymnasium.vector import AutoresetMode
 
 from collector import Dataset, Episode
 from collector.testing import check_data_set
+from tests.support.job_envs import MissionSpace
 from vecenv import nest
 
 N, STEPS = 3, 40
+BOX, MOVE = spaces.Box(-1, 10_000, (3,), np.float32), spaces.Box(-9, 9, (2,), np.float32)
+SAY = spaces.Text(3, min_length=0, charset="abc")
+SPACES: dict[str, tuple[Any, Any]] = {
+    "box": (BOX, spaces.Discrete(50)),
+    "tree": (
+        spaces.Dict({"a": BOX, "b": spaces.Tuple([spaces.Discrete(99)]), "c": spaces.Text(20, charset="0123456789 ")}),
+        spaces.Dict({"x": spaces.Discrete(50), "y": MOVE, "say": SAY}),
+    ),
+    # Lists for a Tuple space, as vmas 1.5.2 returns them. There are no texts, as `from_gymnasium` needs.
+    "lists": (
+        spaces.Dict({"a": BOX, "b": spaces.Tuple([spaces.Discrete(99)])}),
+        spaces.Tuple([spaces.Discrete(50), MOVE]),
+    ),
+    "text": (MissionSpace(), SAY),
+}
+KEYS = ("count", "half", "success", "legal", "said", "stats.total", "verdict", "score", "reward", "mask")
+"""Keys of infos. The last two are also names of columns."""
+
+
+def reward_of(action: Any) -> float:
+    """Return the sum of the numbers in an action, with all their digits, and of the lengths of its texts."""
+    leaves = [action[key] for key in ("x", "y", "say")] if isinstance(action, dict) else action
+    leaves = leaves if isinstance(leaves, (list, tuple)) else [leaves]
+    return sum(len(leaf) if isinstance(leaf, str) else float(np.asarray(leaf, np.float64).sum()) for leaf in leaves)
 
 
 class Numbered(gymnasium.Env):
-    """Env that observes its number, the episode and the step. Episodes have 1 + (number + episode) % 4 steps."""
+    """Env that observes its number, the episode and the step. Episodes have 1 + (number + episode) % 4 steps.
 
-    def __init__(self, number: int, tree: bool = False, breaks_at: int = -1) -> None:
-        box = spaces.Box(-1, 10_000, (3,), np.float32)
-        self.tree, self.number, self.episode, self.taken, self.breaks_at = tree, number, -1, 0, breaks_at
-        branches = {"a": box, "b": spaces.Tuple([spaces.Discrete(99)]), "c": spaces.Text(20, charset="0123456789 ")}
-        self.observation_space = spaces.Dict(branches) if tree else box
-        self.action_space = spaces.Dict({"x": spaces.Discrete(50)}) if tree else spaces.Discrete(50)
+    `log` has the seed of each reset and the actions after it. A reset with the option "unseen" is not to be recorded.
+    """
+
+    def __init__(self, number: int, form: str = "box", breaks_at: int = -1, informs: bool = False) -> None:
+        self.form, self.number, self.breaks_at, self.informs = form, number, breaks_at, informs
+        self.episode, self.taken = -1, 0
+        self.observation_space, self.action_space = SPACES[form]
+        self.log: list[tuple[Any, bool, list[Any]]] = []
 
     def observe(self) -> Any:
         obs = np.array([self.number, self.episode, self.taken], np.float32)
         text = f"{self.number} {self.episode} {self.taken}"
-        return {"a": obs, "b": (np.int64(self.taken),), "c": text} if self.tree else obs
+        if self.form in ("box", "text"):
+            return obs if self.form == "box" else text
+        taken = np.int64(self.taken)
+        return {"a": obs, "b": [taken]} if self.form == "lists" else {"a": obs, "b": (taken,), "c": text}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.episode, self.taken = self.episode + 1, 0
-        return self.observe(), {}
+        self.log.append((seed, "unseen" in (options or {}), []))
+        return self.observe(), {"count": -1, "said": "reset"} if self.informs else {}
 
     def step(self, action: Any) -> Any:
         self.taken += 1
         if self.episode == self.breaks_at and self.taken == 1:
             raise RuntimeError("broken")
+        self.log[-1][2].append(reward_of(action))
         over = self.taken == self.length(self.episode)
-        self.last = int(action["x"] if self.tree else action)
-        return self.observe(), float(self.last), over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}
+        ends = over and self.episode % 2 == 0, over and self.episode % 2 == 1
+        if not self.informs:
+            return self.observe(), self.log[-1][2][-1], *ends, {}
+        info = {key: rows[-1] for key, rows in infos_of(self.taken, over).items() if key not in ("verdict", "score")}
+        info |= {"stats": {"total": info.pop("stats.total")}, **({"verdict": "good", "score": 7.5} if over else {})}
+        return self.observe(), self.log[-1][2][-1], *ends, info
 
     def length(self, episode: int) -> int:
         return 1 + (self.number + episode) % 4
 
 
-def env_fns(tree: bool = False, **options: Any) -> list[Any]:
-    return [partial(Numbered, number, tree, **options) for number in range(N)]
+def infos_of(length: int, whole: bool = True) -> dict[str, list[Any]]:
+    """Return the rows of each key of infos in the steps of an episode."""
+    steps = range(1, length + 1)
+    last = [whole and step == length for step in steps]
+    found: dict[str, list[Any]] = {"count": [*steps], "half": [step / 2 for step in steps], "success": last}
+    found |= {"legal": [np.array([step, 0], np.int8) for step in steps], "said": [f"step {step}" for step in steps]}
+    found |= {"stats.total": [3.0 * step for step in steps], "verdict": ["good" if each else "" for each in last]}
+    found |= {"score": [7.5 * each for each in last], "reward": [-step for step in steps], "mask": [*steps]}
+    return found
 
 
-def actions(step: int, tree: bool = False) -> Any:
-    drawn = np.random.default_rng(step).integers(0, 50, N)
-    return {"x": drawn} if tree else drawn
+def env_fns(form: str = "box", **options: Any) -> list[Any]:
+    return [partial(Numbered, number, form, **options) for number in range(N)]
+
+
+def actions(step: int) -> Any:
+    return np.random.default_rng(step).integers(0, 50, N)
 
 
 def assert_whole(data: Dataset, complete: bool = True) -> dict[tuple[int, int], Episode]:
@@ -66,28 +112,47 @@ def assert_whole(data: Dataset, complete: bool = True) -> dict[tuple[int, int], 
     assert data.complete is complete
     found = {}
     for episode in data:
-        rows = nest.leaves(episode.obs)
-        obs = next(rows)
-        env, number = int(obs[0, 0]), int(obs[0, 1])
+        first = next(nest.leaves(episode.obs))
+        if first.dtype == object:
+            first = np.array([each.split() for each in first.tolist()], np.float32)
+        assert first.dtype == np.float32
+        env, number = map(int, first[0, :2])
         length = 1 + (env + number) % 4
-        assert obs[:, 2].tolist() == list(range(length + 1))
-        assert (obs[:, :2] == obs[0, :2]).all()
+        assert first.tolist() == [[env, number, step] for step in range(length + 1)]
+        if isinstance(episode.obs, dict):
+            assert episode.obs["b"][0].tolist() == [*range(length + 1)]
         if isinstance(episode.obs, dict) and "c" in episode.obs:
             assert episode.obs["c"].tolist() == [f"{env} {number} {step}" for step in range(length + 1)]
-        action = next(nest.leaves(episode.action))
-        assert action.tolist() == episode.reward.tolist()
-        assert len(episode) == length
-        assert episode.terminated[-1] == (number % 2 == 0)
-        assert episode.truncated[-1] == (number % 2 == 1)
-        assert episode.env_id == env
+        assert [reward_of(nest.take(episode.action, step)) for step in range(length)] == episode.reward.tolist()
+        assert (episode.terminated[-1], episode.truncated[-1]) == (number % 2 == 0, number % 2 == 1)
+        assert (len(episode), episode.env_id) == (length, env)
+        infos = infos_of(length)
+        for key, rows in episode.info.items():
+            assert rows.dtype == np.array(infos[key]).dtype or rows.dtype == object
+            assert rows.tolist() == np.array(infos[key]).tolist()
         found[env, number] = episode
     assert len(found) == len(data)
     return found
 
 
-def play(envs: Any, mode: AutoresetMode, steps: int = STEPS, tree: bool = False) -> None:
+def assert_logged(data: Dataset, logs: Any, all_of_them: bool = True) -> int:
+    """Check that the data set has each episode that its env has played to the end, with its seed and actions."""
+    found = assert_whole(data)
+    expected = {
+        (env, number): (seed, rewards[: 1 + (env + number) % 4])
+        for env, log in enumerate(logs)
+        for number, (seed, is_unseen, rewards) in enumerate(log)
+        if len(rewards) >= 1 + (env + number) % 4 and not is_unseen
+    }
+    stored = {key: (episode.seed, episode.reward.tolist()) for key, episode in found.items()}
+    assert stored.items() <= expected.items()
+    assert not all_of_them or stored == expected, expected.keys() - stored.keys()
+    return len(stored)
+
+
+def play(envs: Any, mode: AutoresetMode, steps: int = STEPS) -> None:
     envs.reset(seed=5)
     for step in range(steps):
-        _, _, terminated, truncated, _ = envs.step(actions(step, tree))
+        _, _, terminated, truncated, _ = envs.step(actions(step))
         if mode is AutoresetMode.DISABLED and (terminated | truncated).any():
             envs.reset(options={"reset_mask": terminated | truncated})

@@ -33,7 +33,7 @@ def episode(number: int, /, length: int | None = None, **changes: Any) -> Episod
 
 
 def tree_episode(number: int, /, **changes: Any) -> Episode:
-    """Return an episode with Dict and Tuple observations and actions, a picture among them, and vector rewards."""
+    """Return an episode with Dict and Tuple observations and actions, a picture among them."""
     plain = episode(number)
     pixels = np.random.default_rng(number).integers(0, 256, (len(plain) + 1, 36, 40, 3), np.uint8)
     obs = {"pixels": pixels, "pose": (plain.obs, np.arange(len(plain) + 1, dtype=np.int64))}
@@ -49,6 +49,15 @@ def text_episode(number: int, /, **changes: Any) -> Episode:
     return episode(number, **{"obs": {"say": said, "x": plain.obs}, "action": said[1:], **changes})
 
 
+def info_episode(number: int, /, **changes: Any) -> Episode:
+    """Return an episode with infos and a vector of rewards."""
+    plain = episode(number)
+    steps = np.arange(len(plain))
+    info = {"count": steps, "legal": np.stack([steps, steps + 1], 1).astype(np.int8), "stats.total": steps / 2}
+    info |= {"said": nest.object_array([f"tür {step}" for step in steps]), "success": steps % 2 == 0}
+    return episode(number, **{"reward": np.stack([plain.reward, -plain.reward / 2], 1), "info": info, **changes})
+
+
 TREE_OBS = spaces.Dict(
     {
         "pixels": spaces.Box(0, 255, (36, 40, 3), np.uint8),
@@ -61,6 +70,7 @@ SPACES = {
     episode: (OBS, ACTION),
     tree_episode: (TREE_OBS, TREE_ACTION),
     text_episode: (spaces.Dict({"say": SAYING, "x": OBS}), SAYING),
+    info_episode: (OBS, ACTION),
 }
 
 
@@ -81,9 +91,23 @@ def write(
     return folder
 
 
+def write_one(folder: Path, spaces_of: Any = (None, None), job: Any = None, **columns: Any) -> Path:
+    """Write a complete data set of episode 0 with these columns."""
+    with StoreWriter(folder, make_head(*spaces_of, job)) as writer:
+        writer.add(episode(0, **columns))
+        writer.end()
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return the contents of all files, without the lock."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "writer.lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
 def assert_same(ours: Episode, theirs: Episode) -> None:
     """Check that two episodes are equal, bit for bit."""
-    for name in ("obs", "action", "reward", "terminated", "truncated"):
+    for name in ("obs", "action", "reward", "terminated", "truncated", "info"):
         pairs = zip(nest.leaves(getattr(ours, name)), nest.leaves(getattr(theirs, name)), strict=True)
         for mine, other in pairs:
             assert mine.dtype == other.dtype, name

@@ -1,7 +1,11 @@
-"""The command line with the user's envs, policies and wrappers, and the size of data sets."""
+"""The commands: what they write, print and return."""
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,91 +14,145 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector import Dataset
-from collector.__main__ import main
+from collector import Dataset, episode_seed, run_job
 from tests.support.backends import FULL
+from tests.support.command_line import JobFailedError, command, new_process
+from tests.support.job_envs import HERE, change_job, counting, job, stop_at, stopped
 from tests.support.paths import ROOT
+from tests.support.stored import write_one
 
+FILE = 'env = "CartPole-v1"\nnum_envs = 4\nbackend = "dummy"\nepisodes = 12\nseed = 3\n'
 PONG = ["--env", "ALE/Pong-v5", "--num-envs", "2", "--max-episode-steps", "30"]
+QUICK = ["--backend", "dummy", "--no-plot"]
+WHERE = ["--env", "CartPole-v1", "--episodes", "3", *QUICK]
 
 
-def collect(folder: Path, *arguments: str) -> Dataset:
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "cartpole.toml").write_text(FILE)
+    return tmp_path / "cartpole.toml"
+
+
+def collect(folder: Path, *words: str) -> Dataset:
     """Return the output of `run` with these arguments."""
-    assert main(["run", *arguments, "--no-plot", "--out", str(folder)]) == 0
+    done = command("run", *words, "--no-plot", "--overwrite", "--out", folder)
+    assert done.code == 0, done.error
     return Dataset(folder)
 
 
-def fresh(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run the command in a new process without imported modules."""
-    command = [sys.executable, "-m", "collector", *arguments]
-    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
+def rows_of(table: str) -> dict[str, str]:
+    """Return the names and values of a printed table."""
+    cells = (line.split("│")[1:3] for line in table.splitlines() if line.count("│") == 3)
+    return {name.strip(): value.strip() for name, value in cells}
 
 
-@FULL
-class TestAtari:
-    def test_it_runs_though_ale_py_was_not_imported(self, tmp_path: Path, capsys: Any) -> None:
-        pytest.importorskip("ale_py")
-        done = fresh("run", *PONG, "--episodes", "2", "--no-plot", "--out", str(tmp_path / "a"))
-        assert done.returncode == 0, done.stderr
-        data = Dataset(tmp_path / "a")
-        assert data[0].obs.shape == (31, 210, 160, 3)
-        assert main(["verify", str(tmp_path / "a"), "--replay", "1"]) == 0
-        assert "1 of 1 episodes, played again with the policy, are the same bit for bit" in capsys.readouterr().out
-
-    def test_without_ale_py_it_says_what_to_install(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-    ) -> None:
-        monkeypatch.setitem(sys.modules, "ale_py", None)
-        assert main(["run", *PONG, "--episodes", "2", "--out", str(tmp_path / "a")]) == 2
-        assert "ALE/Pong-v5 needs ale-py: pip install 'vecenv[atari]'" in capsys.readouterr().err
-
-    @pytest.mark.slow
-    def test_pictures_are_compressed_on_demand(self, tmp_path: Path) -> None:
-        pytest.importorskip("ale_py")
-        many = [*PONG, "--episodes", "4", "--backend", "dummy", "--shard-bytes", str(2**21)]
-        plain, small = collect(tmp_path / "plain", *many), collect(tmp_path / "small", *many, "--compress", "true")
-        assert plain.nbytes > 4 * 30 * 210 * 160 * 3
-        assert small.nbytes < plain.nbytes / 50
-        for one, other in zip(plain, small, strict=True):
-            np.testing.assert_array_equal(one.obs, other.obs)
+# Running.
 
 
-class TestHelp:
-    def test_it_names_the_command_and_flags_of_no_other(self, capsys: Any) -> None:
-        with pytest.raises(SystemExit):
-            main(["run", "--help"])
-        out = capsys.readouterr().out
-        assert out.startswith("usage: python -m collector run [-h] ")
-        for text in (
-            "--num-envs N     Number of parallel envs. [8]",
-            "--wrapper JSON",
-            "auto|dummy|ray|shmem|subproc|thread",
-        ):
-            assert text in out
-        assert "{None}" not in out
-        assert "(default: True)" not in out
-        with pytest.raises(SystemExit):
-            main(["run", "--episode", "3"])
-        error = capsys.readouterr().err
-        assert error.count("--episodes N") == 1
-        assert "run python -m collector run --help" in error
-        for nothing in ([], ["--help"]):
-            with pytest.raises(SystemExit) as ended:
-                main(nothing)
-            assert ended.value.code == 0
-            assert "resume  Resume the job of a folder." in capsys.readouterr().out
+@pytest.mark.usefixtures("fonts")
+def test_a_job_runs_and_is_looked_at(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    done = command("run", file, "--set", "seed=4", "--num-envs", 2, "--out", folder)
+    assert done.code == 0
+    assert done.out.startswith('Job: {"env": "CartPole-v1", "episodes": 12, "seed": 4, "num_envs": 2')
+    assert "Collecting 12 episodes of CartPole-v1 from 2 envs into" in done.out
+    assert "\x1b" not in done.out
+    assert (folder / "returns.png").read_bytes().startswith(b"\x89PNG")
+    data = Dataset(folder)
+    assert (len(data), data.head["job"]["seed"]) == (12, 4)
+    assert "12 of a job of 12 episodes" in command("info", folder).out
+    with open(folder / "metrics.jsonl", "a") as metrics:
+        metrics.write('{"steps": 1')  # half a line does not count
+    info = command("info", folder, "--json").json()
+    assert [info[name] for name in ("status", "episodes", "steps", "repeatable")] == ["complete", 12, data.steps, True]
+    assert info["bytes"] == sum(path.stat().st_size for path in folder.glob("shards/*/*.npy"))
+    assert info["lengths"]["max"] == data.lengths.max()
+    assert info["steps_per_second"] > 0
+    last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()[:-1]][-1]
+    assert last["steps"] == data.steps
+    assert {"time", "episodes", "steps_per_second", "mean_return", "bottleneck"} <= last.keys()
+    done = command("verify", folder, "--replay", 3)
+    assert "3 of 3 episodes, played again with the policy, are the same bit for bit" in done.out
+    assert command("plot", folder, "--out", tmp_path / "b.png").code == 0
+    assert (tmp_path / "b.png").is_file()
+    assert "the job was already complete" in command("resume", folder, "--no-plot").out
+    for words, code, text in (
+        (["run", file, "--out", folder], 1, "--overwrite"),
+        (["run", file, "--resume", "--set", "seed=5", "--out", folder], 2, "has changed: seed was 4, and is 5"),
+    ):
+        done = command(*words)
+        assert (done.code, text in done.error) == (code, True)
 
 
-class TestOwnCode:
-    """Code in a module of the current folder, which users try first."""
+@pytest.mark.filterwarnings("ignore:.*latest versioned env")
+@pytest.mark.parametrize(
+    ("words", "out", "error"),
+    [
+        (["--env", "CartPole", "--steps", "1e2", *QUICK], "data/CartPole", ""),
+        (["cartpole.toml", "--no-plot", "--json", "--out", "a"], '"status": "complete"', "Collecting 12 episodes"),
+        (["cartpole.toml", "--dry-run", "--backend", "shmem"], '"out": "data/cartpole"', ""),
+        (
+            ["--env", "Pendulum-v1", "--max-episode-steps", "400", "--steps", "100", "--num-envs", "1", *QUICK],
+            "note: no episode has ended in 1",
+            "",
+        ),
+        ([*WHERE, "--cluster=auto", "--cluster-actors", "2", "--dry-run"], '"address": "auto",\n    "actors": 2', ""),
+    ],
+    ids=["flags", "json", "dry run", "no end", "cluster"],
+)
+def test_what_a_run_prints(words: list[str], out: str, error: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    done = command("run", *words)
+    assert (done.code, out in done.out, error in done.error) == (0, True, True)
+    if "--json" in words or "--dry-run" in words:
+        assert done.json()["job"]["env"] == "CartPole-v1"  # JSON is alone on standard output
+    folders = [path for path in file.parent.rglob("*") if (path / "dataset.json").exists()]
+    assert len(folders) == ("--dry-run" not in words)
 
-    MODULE = """
+
+def test_arguments_of_an_env_may_have_its_limit(tmp_path: Path) -> None:
+    words = ["--env", "CartPole-v1", "--episodes", "3", "--backend", "dummy", "--env-kwargs", '{"max_episode_steps":5}']
+    for more, length in (([], 5), (["--wrapper", "FlattenObservation"], 5), (["--max-episode-steps", "4"], 4)):
+        assert collect(tmp_path / "a", *words, *more).lengths.tolist() == [length] * 3
+
+
+@pytest.mark.usefixtures("fonts")
+def test_an_env_may_change_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other").mkdir()
+    flags = ["--env", f"{HERE}:Moving", "--env-kwargs", json.dumps({"folder": str(tmp_path / "other")})]
+    for words in (
+        ["run", *flags, "--episodes", "3", "--backend", "dummy", "--out", "a"],
+        ["resume", "a", "--allow-import", HERE],
+    ):
+        monkeypatch.chdir(tmp_path)
+        done = command(*words, "--json")
+        assert (done.code, done.json()["folder"]) == (0, "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "other"]
+    assert len(Dataset(tmp_path / "a")) == 3
+    assert (tmp_path / "a/returns.png").exists()
+
+
+@pytest.mark.parametrize("after", [2, 40])
+def test_the_advice_after_a_signal_names_a_folder_with_brackets(after: int, tmp_path: Path) -> None:
+    kwargs = json.dumps(counting(every=episode_seed(0, after), how="signal")["env_kwargs"])
+    words = ["run", "--env", f"{HERE}:Counting", "--env-kwargs", kwargs, "--episodes", 100, "--num-envs", 3, *QUICK]
+    for name in ("run[lr=0.1]", "a[/b]"):
+        done = command(*words, "--out", tmp_path / name)
+        assert done.code == 130
+        expected = (
+            f"python -m collector resume '{tmp_path / name}'" if after == 40 else "run the same command with --resume"
+        )
+        assert expected in done.out
+
+
+# Code of the user.
+
+MODULE = """
 import gymnasium
 import numpy as np
 
 def always_left(obs):
-    return np.zeros(len(obs), np.int64)
+    return np.zeros(len(obs["step_count"]), np.int64)
 
 class Shifted(gymnasium.ObservationWrapper):
     def __init__(self, env, by=1.0):
@@ -110,50 +168,270 @@ def make_env(**kwargs):
     return gymnasium.make("CartPole-v1", **kwargs)
 """
 
-    @pytest.fixture
-    def here(self, tmp_path: Path) -> Path:
-        (tmp_path / "mine.py").write_text(self.MODULE)
-        return tmp_path
 
-    @FULL
-    def test_policy_wrapper_and_kwargs(self, here: Path, capsys: Any) -> None:
-        flags = ["--env", "mine:make_env", "--env-kwargs", '{"sutton_barto_reward": true}']
-        flags += ["--policy", "mine:always_left"]
-        done = fresh("run", *flags, "--wrapper", "mine:Shifted", "--episodes", "9", "--no-plot", "--out", "a", cwd=here)
-        assert done.returncode == 0, done.stderr
-        data = Dataset(here / "a")
-        assert data.head["job"]["wrappers"] == ["mine:Shifted"]
-        every = data.transitions()
-        assert not every.action.any()
-        assert abs(every.obs[every.step == 0] - 1).max() <= 0.05
-        assert set(every.reward) == {0.0, -1.0}
-        assert main(["resume", str(here / "a")]) == 2
-        assert "which is code: if you trust the folder, pass --allow-import mine" in capsys.readouterr().err
+def test_code_of_the_user_is_an_env_a_policy_and_wrappers_with_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    wrappers = '["gymnasium.wrappers:FlattenObservation", {"call": "mine:Shifted", "kwargs": {"by": 5.0}}]'
+    flags = ["--env", "mine:make_env", "--env-kwargs", '{"sutton_barto_reward": true}', "--policy", "mine:always_left"]
+    flags += ["--wrappers", wrappers, "--transform", "StepCounter", "--max-episode-steps", "7"]
+    data = collect(tmp_path / "a", *flags, "--episodes", "3", "--backend", "dummy")
+    every = data.transitions()
+    assert data.lengths.max() == 7
+    assert not every.action.any()
+    assert abs(every.obs["observation"][every.step == 0] - 5).max() <= 0.05
+    assert every.obs["step_count"][:, 0].tolist() == every.step.tolist()
+    refused = command("resume", tmp_path / "a")
+    assert refused.code == 2
+    assert "which is code: if you trust the folder, pass --allow-import mine" in refused.error
 
-    def test_several_of_them_and_with_arguments(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        wrappers = '["gymnasium.wrappers:FlattenObservation", {"call": "mine:Shifted", "kwargs": {"by": 5.0}}]'
-        flags = ["--env", "CartPole-v1", "--episodes", "3", "--wrappers", wrappers, "--transform", "StepCounter"]
-        monkeypatch.syspath_prepend(str(here))
-        data = collect(here / "a", *flags, "--backend", "dummy", "--max-episode-steps", "7")
-        assert data.lengths.max() == 7
-        every = data.transitions()
-        assert abs(every.obs["observation"][every.step == 0] - 5).max() <= 0.05
-        assert every.obs["step_count"][:, 0].tolist() == every.step.tolist()
 
-    def test_what_is_missing_is_named(self, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-        monkeypatch.syspath_prepend(str(here))
-        flags = ["--env", "CartPole-v1", "--episodes", "3", "--backend", "dummy", "--no-plot", "--out", str(here / "a")]
-        for wrong, message in (
-            (["--policy", "mine:always_right"], "there is no 'always_right' in mine, which the job names"),
-            (["--policy", "nine:policy"], "nine:policy cannot be imported: No module named 'nine'"),
-            (["--wrapper", "mine:Shifter"], "there is no 'Shifter' in mine, which the job names"),
-            (
-                ["--wrapper", "Shifted"],
-                "there is no wrapper 'Shifted' in the list of gymnasium.wrappers; name any other class as",
-            ),
-            (["--transform", "VecNom"], "in the list of vecenv.transforms; did you mean 'VecNorm'?"),
-            (["--env-kwargs", "3"], "env_kwargs: Expected `object`, got `int`"),
-            (["--env-kwargs", '{"gravity": 3}'], "unexpected keyword argument 'gravity'"),
-        ):
-            assert main(["run", *flags, *wrong]) == 2
-            assert message in capsys.readouterr().err
+# Packages, streams and disks.
+
+
+@pytest.mark.parametrize(
+    ("package", "words", "advice"),
+    [
+        ("torch.utils.tensorboard", ["run", *WHERE, "--tensorboard"], "pip install tensorboard"),
+        ("matplotlib.figure", ["plot", "done"], "the picture needs matplotlib: pip install 'vecenv[job]'"),
+        ("matplotlib.figure", ["run", *WHERE[:-1]], "pip install 'vecenv[job]'; or use --no-plot"),
+        ("ale_py", ["run", *PONG, "--episodes", "2"], "ALE/Pong-v5 needs ale-py: pip install 'vecenv[atari]'"),
+    ],
+)
+def test_a_missing_package_is_named_before_anything_is_written(
+    package: str, words: list[str], advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_job(job(episodes=1, num_envs=1), tmp_path / "done")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    done = command(*words)
+    assert (done.code, advice in done.error) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["done"]
+
+
+@FULL
+def test_help_needs_few_libraries_and_an_error_names_those_that_a_run_needs(tmp_path: Path) -> None:
+    """One program forks a child for each missing library."""
+    words = f"run --env CartPole-v1 --steps 9 --out {tmp_path / 'a'}".split()
+    code = (
+        "import os, sys\n"
+        "if not os.fork():\n"
+        "    from collector.__main__ import main\n"
+        "    try: main(['run', '--help'])\n"
+        "    finally: print([name for name in ('torch', 'rich', 'matplotlib') if name in sys.modules])\n"
+        "print('help:', os.wait()[1])\n"
+        "for library in ('msgspec', 'tyro', 'rich', 'matplotlib'):\n"
+        "    sys.stdout.flush()\n"
+        "    if not os.fork():\n"
+        "        sys.modules[library] = None\n"
+        "        from collector.__main__ import main\n"
+        f"        sys.exit(main({words}))\n"
+        "    print(library, os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[-6:] == ["[]", "help: 0", "msgspec 2", "tyro 2", "rich 2", "matplotlib 2"]
+    assert done.stderr.count("pip install 'vecenv[job]'") == 4
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "a").exists()
+
+
+def test_help_names_the_command_and_the_defaults(tmp_path: Path) -> None:
+    done = command("run", "--help")
+    assert done.out.startswith("usage: python -m collector run [-h] ")
+    for text in (
+        "--num-envs N     Number of parallel envs. [8]",
+        "--wrapper JSON",
+        "auto|dummy|ray|shmem|subproc|thread",
+    ):
+        assert text in done.out
+    assert "{None}" not in done.out
+    assert "(default: True)" not in done.out
+    for nothing in ([], ["--help"]):
+        done = command(*nothing)
+        assert (done.code, "resume  Resume the job of a folder." in done.out) == (0, True)
+
+
+def test_output_that_cannot_be_written_ends_no_command(file: Path, tmp_path: Path) -> None:
+    """The terminal cannot encode the folder, or the caller has closed the streams."""
+    program, folder = f"{sys.executable} -m collector", tmp_path / "Läufe"
+    code = "import os; from collector.__main__ import main; main(['info', 'none']); os.write(1, b'from C')"
+    for words in (
+        f"PYTHONIOENCODING=ascii {program} run {file} --no-plot --out {folder}",
+        f"{program} verify {folder} >&-",
+        f"{program} info {folder} --json <&- >&- 2>&-",
+        f"{sys.executable} -c {shlex.quote(code)} <&- >&-",  # no data file gets the descriptor of a closed stream
+    ):
+        subprocess.run(words, shell=True, cwd=ROOT, check=True)
+
+
+@pytest.mark.usefixtures("fonts")
+@pytest.mark.parametrize(("word", "outs"), [("plot", ["none/a.png", "b"]), ("video", ["file/videos", "file"])])
+def test_pictures_that_cannot_be_written_are_said_in_a_line(word: str, outs: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    run_job(job(num_envs=1, episodes=1), tmp_path / "a")
+    (tmp_path / "file").touch()
+    (tmp_path / "b").mkdir()
+    for out, text in (
+        *((out, f"cannot write to {tmp_path / out}: ") for out in outs),
+        ("a/my pictures", f"is inside of the data set {tmp_path / 'a'}; choose another place"),
+    ):
+        done = command(word, tmp_path / "a", "--out", tmp_path / out)
+        assert (done.code, text in done.error) == (1, True)
+    assert not (tmp_path / "a/my pictures").exists(), "the job could not be resumed"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "file"]
+
+
+@pytest.mark.usefixtures("fonts")
+def test_a_job_whose_picture_cannot_be_written_has_succeeded(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(fd: int, data: Any) -> None:
+        os.write(fd, data) if isinstance(data, bytes) else os.writev(fd, data)
+        if isinstance(data, bytes) and data.startswith(b"\x89PNG"):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("collector.store.safe_folder.write", write)
+    done = command("run", file, "--out", tmp_path / "a")
+    assert (done.code, "complete" in done.out, "No space left" in done.out) == (0, True, True)
+    assert not [path for path in (tmp_path / "a").iterdir() if "png" in path.name]
+
+
+# Tables.
+
+
+@pytest.mark.parametrize("size", [{"episodes": 40}, pytest.param({"steps": 900}, marks=FULL)], ids=str)
+def test_the_last_table_of_a_job_and_info_say_the_same(
+    size: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    stopped(run_job, job(**size), tmp_path / "a", on_progress=stop_at(9))
+    for words in (["resume", "--no-plot"], ["resume", "--no-plot"], ["info"]):  # the second has nothing to do
+        rows = rows_of(command(*words, tmp_path / "a").out)
+        data = Dataset(tmp_path / "a")
+        assert rows["episodes"].startswith(f"{len(data)} ")
+        assert rows["steps"].split()[0] == f"{data.steps:,}"
+        for name, values in (("return", data.returns), ("length", data.lengths)):
+            assert rows[name].startswith(f"mean {values.mean():,.1f}, deviation {values.std():,.1f}, from ")
+
+
+def test_failures_are_those_of_the_whole_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    failing = counting(every=7)
+    with pytest.raises(JobFailedError, match="2 episodes failed"):
+        run_job(job(**failing, episodes=40, max_failed=1), tmp_path / "a")
+    assert len(Dataset(tmp_path / "a").state["skipped"]) == 2
+    resume = ["resume", "--no-plot", "--allow-import", HERE, "--set", "max_failed=9"]
+    tables = [rows_of(command(*words, tmp_path / "a").out) for words in (resume, ["info"])]
+    assert tables[0]["failures"] == tables[1]["failures"] != "none"
+    run_job(job(**failing, episodes=40), tmp_path / "whole")
+    ours, whole = Dataset(tmp_path / "a"), Dataset(tmp_path / "whole")
+    assert (ours.failed, ours.state) == (whole.failed, whole.state)
+    assert command("info", tmp_path / "a", "--json").json()["failed"] == whole.failed
+
+
+def test_text_of_others_is_shown_as_it_is_and_cannot_move_the_cursor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    run_job(job(episodes=2), tmp_path)
+    change_job(tmp_path, env="[/bold] [red]x[/red] :smile: \x1b[31m\x07")
+    assert rows_of(command("info", tmp_path).out)["env"] == "[/bold] [red]x[/red] :smile: \ufffd[31m\ufffd"
+    head = json.loads((tmp_path / "dataset.json").read_text())
+    for name in ("version", "format"):
+        (tmp_path / "dataset.json").write_text(json.dumps({**head, name: "\x1b[2J"}))
+        done = command("info", tmp_path)
+        assert (done.code, "\x1b" in done.error) == (1, False)
+
+
+def test_figures_of_large_returns_are_finite(tmp_path: Path) -> None:
+    largest = float(np.finfo(np.float64).max)
+    rewards = [largest / 2, largest / 4, -largest, largest / 4, largest / 2]
+    info = command("info", write_one(tmp_path / "a", reward=np.array(rewards)), "--json").json()
+    assert info["returns"] == pytest.approx(dict.fromkeys(("mean", "min", "max"), sum(rewards)) | {"std": 0.0})
+
+
+# Pictures, and Atari.
+
+
+@pytest.mark.slow  # TensorBoard takes seconds to import
+def test_tensorboard_reads_what_a_job_wrote_for_it(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    data = collect(tmp_path / "a", "--env", "CartPole-v1", "--episodes", "40", "--backend", "dummy", "--tensorboard")
+    events = EventAccumulator(str(tmp_path / "a/tensorboard")).Reload()
+    last = json.loads((tmp_path / "a/metrics.jsonl").read_text().splitlines()[-1])
+    numbers = {name for name, value in last.items() if isinstance(value, (int, float))} - {"time"}  # has a wall time
+    assert set(events.Tags()["scalars"]) == {f"job/{name}" for name in numbers}
+    for name in numbers:
+        newest = events.Scalars(f"job/{name}")[-1]
+        assert (newest.value, newest.step) == (pytest.approx(last[name], rel=1e-6), data.steps)
+
+
+@FULL
+@pytest.mark.usefixtures("fonts")
+def test_the_picture_shows_a_dot_for_each_episode_and_the_mean(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    run_job(job(episodes=60), tmp_path)
+    pixels = imread(io.BytesIO(Path(command("plot", tmp_path).out.strip()).read_bytes()))[..., :3]
+    assert pixels.shape[0] > 500
+    blue, red = (abs(pixels - color).sum(-1) < 0.6 for color in ((0.6, 0.8, 0.9), (0.84, 0.15, 0.16)))
+    assert blue.sum() > 50, "a dot for each episode"
+    assert red.sum() > 200, "the line of the mean"
+
+
+@FULL
+@pytest.mark.parametrize("env", ["Drawn", "DrawnOnSurface"])
+def test_a_video_has_all_pictures_in_an_even_size(env: str, tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    cv2 = pytest.importorskip("cv2")
+    run_job(job(env=f"{HERE}:{env}", episodes=3), tmp_path)
+    done = command("video", tmp_path, "--episodes", 2, 0, "--allow-import", HERE)
+    paths = [tmp_path / f"videos/episode-00000{number}.mp4" for number in (0, 2)]
+    assert done.out == "".join(f"{path}\n" for path in paths)
+    reader, frames = cv2.VideoCapture(str(paths[1])), list[Any]()
+    assert reader.get(cv2.CAP_PROP_FPS) == 10
+    while (read := reader.read())[0]:
+        frames.append(np.asarray(read[1]))
+    reader.release()
+    assert [frame.shape for frame in frames] == [(34, 52, 3)] * 7
+    for step, frame in enumerate(frames):
+        assert abs(frame.astype(int) - 40 * step).max() <= 6
+
+
+@FULL
+@pytest.mark.parametrize(
+    ("env", "words", "code", "texts"),
+    [
+        ("Drawn", [], 0, ["(not as it was stored: obs differs from step 0 on)"]),
+        ("Drawn", ["--episodes", "1"], 1, ["cannot write to", "videos: Is a directory; pass another --out"]),
+        ("Drawn", ["--episodes", "7"], 2, ["has no episode 7; it has 3"]),
+        ("Undrawn", [], 2, ["cannot be rendered: RuntimeError: no OpenGL context", "MUJOCO_GL=egl"]),
+        ("WithoutModes", [], 2, ['WithoutModes cannot be made with render_mode="rgb_array": TypeError']),
+    ],
+)
+def test_a_video_that_is_not_as_it_was_or_cannot_be_made_is_said(
+    env: str, words: list[str], code: int, texts: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    run_job(job(env=f"{HERE}:{env}", episodes=3), tmp_path)
+    if words == [] and env == "Drawn":
+        change_job(tmp_path, env_kwargs={"offset": 1})
+    elif "1" in words:
+        (tmp_path / "videos/episode-000001.mp4").mkdir(parents=True)
+    done = command("video", tmp_path, *words, "--allow-import", HERE)
+    assert (done.code, [text for text in texts if text not in done.out + done.error]) == (code, [])
+
+
+@FULL
+def test_atari_runs_though_ale_py_was_not_imported(tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    done = new_process("run", *PONG, "--episodes", "2", "--no-plot", "--out", str(tmp_path / "a"))
+    assert done.returncode == 0, done.stderr
+    assert Dataset(tmp_path / "a")[0].obs.shape == (31, 210, 160, 3)
+    found = command("verify", tmp_path / "a", "--replay", 1)
+    assert (found.code, "1 of 1 episodes, played again with the policy" in found.out) == (0, True)

@@ -26,16 +26,3 @@ def test_a_folder_may_not_name_a_command(tmp_path):
     with pytest.raises(JobError, match=r"stored in .* names the worker_command .*which runs a program"):
         resume_job(tmp_path)
     assert resume_job(tmp_path, job(worker_command=COMMAND)).episodes == 6
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"backend": "shmem"}, 'only backend = "subproc"'),
-        ({"wrappers": ["FlattenObservation"]}, "put wrappers"),
-        ({"env": "my_envs:make", "max_episode_steps": 3}, "max_episode_steps into the function"),
-    ],
-)
-def test_settings_that_a_command_cannot_have(settings, message):
-    with pytest.raises(JobError, match=message):
-        job(worker_command=COMMAND, **settings)

@@ -12,7 +12,6 @@ import pytest
 from tests.fuzz import kills, ray_kills
 
 pytestmark = pytest.mark.usefixtures("forkserver_ends")
-DUMMY = kills.LocalJobs("dummy")
 
 
 @pytest.mark.guarantee("G11.4")
@@ -20,7 +19,6 @@ DUMMY = kills.LocalJobs("dummy")
     ("backend", "count", "seed"),
     [
         ("dummy", 3, 1),
-        pytest.param("dummy", 20, 2, marks=pytest.mark.slow),
         pytest.param("shmem", 10, 3, marks=pytest.mark.slow),
     ],
 )
@@ -41,17 +39,3 @@ def test_killed_drivers_and_actors_on_ray_lose_and_repeat_nothing(count: int, ra
     tally = kills.kill_jobs(tmp_path, ray_kills.RayJobs(address=ray_address), count, seed=4, episodes=200)
     assert tally.kills >= count
     assert tally.jobs > 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("when", ["before", "within", "after"])
-def test_after_each_system_call_the_folder_is_whole(when: str, tmp_path: Path) -> None:
-    """The calls of the first commits: write, fsync and rename of head and shard, and the manifest's line."""
-    kills.finish(kills.start(tmp_path / "whole", DUMMY, 20))
-    for call in range(1, 17):
-        out = tmp_path / str(call)
-        kills.finish(kills.start(out, DUMMY, 20, f"{call}:{when}"), (0, -9))
-        kills.check(out, set())
-        kills.finish(kills.start(out, DUMMY, 20))
-        kills.assert_same(kills.Dataset(out), kills.Dataset(tmp_path / "whole"))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from collector import Dataset
-from collector.jobs.job_runner import resume_job, run_job
+from collector import Dataset, resume_job, run_job
 from tests.collector.jobs.test_job_cluster import RayHere
 from tests.support.backends import FULL
 from tests.support.job_envs import assert_same, assert_whole, job, stop_at, stopped
@@ -49,6 +48,6 @@ def test_a_policy_that_changes_itself_can_be_resumed_and_is_not_repeatable(
 def test_tasks_on_a_cluster_agree_about_a_policy_that_changes_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    RayHere(0.0, 0, monkeypatch)
+    RayHere(monkeypatch)
     state = run_job(carrying("norm", episodes=40), tmp_path / "a", cluster="auto", cluster_actors=3)
     assert (state.status, state.episodes, state.repeatable) == ("complete", 40, False)

@@ -1,0 +1,585 @@
+"""RecordEpisodes: random loops store the episodes that the envs have played, with their actions, seeds and infos."""
+
+from __future__ import annotations
+
+import contextlib
+from enum import IntEnum
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from collector import (
+    AsyncDataCollector,
+    Dataset,
+    DatasetError,
+    EpisodeCutter,
+    EpisodeSeeds,
+    RecordEpisodes,
+    StoreWriter,
+    SyncDataCollector,
+    make_head,
+)
+from tests.support.backends import FULL
+from tests.support.ctrl_c import interrupt_at_random
+from tests.support.job_envs import Informed, Talk, answers
+from tests.support.numbered import (
+    KEYS,
+    STEPS,
+    N,
+    Numbered,
+    actions,
+    assert_logged,
+    assert_whole,
+    env_fns,
+    play,
+)
+from tests.support.stored import assert_same
+from vecenv import (
+    AsyncVectorEnv,
+    DummyVectorEnv,
+    GymnasiumVectorEnv,
+    ShmemVectorEnv,
+    SyncVectorEnv,
+    TransformedVectorEnv,
+    from_gymnasium,
+)
+from vecenv.transforms import RewardSum, TimeLimit, TransformedEnv
+
+pytestmark = pytest.mark.usefixtures("no_fsync", "few_rounds")
+MODES = list(AutoresetMode)
+
+
+def recorded(make: Any) -> Any:
+    return lambda fns, mode, folder, **options: RecordEpisodes(make(fns, autoreset_mode=mode), folder, **options)
+
+
+def old_names(fns: Any, autoreset_mode: Any) -> Any:
+    form = "list" if autoreset_mode is AutoresetMode.SAME_STEP else "dict"
+    return GymnasiumVectorEnv(DummyVectorEnv(fns), autoreset_mode=autoreset_mode, final_info_format=form)
+
+
+def around(make: Any) -> Any:
+    """Return a maker of a facade around a recorded vector env."""
+    return lambda fns, mode, folder, **options: GymnasiumVectorEnv(
+        RecordEpisodes(make(fns, mode), folder, **options), autoreset_mode=mode
+    )
+
+
+def transformed(fns: Any, autoreset_mode: Any) -> Any:
+    return SyncVectorEnv([lambda fn=fn: TransformedEnv(fn(), RewardSum()) for fn in fns], autoreset_mode=autoreset_mode)
+
+
+class Mapped(gymnasium.vector.VectorWrapper):
+    """Passes the observations of `reset`, of `step` and of the ends of episodes through three functions."""
+
+    def __init__(self, envs: Any, first: Any, later: Any, last: Any) -> None:
+        super().__init__(envs)
+        self.first, self.later, self.last = first, later, last
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, infos = self.env.reset(**kwargs)
+        return self.first(obs), infos
+
+    def step(self, actions: Any) -> Any:
+        obs, *rest, infos = self.env.step(actions)
+        for row in np.flatnonzero(infos.get("_final_obs", ())):
+            infos["final_obs"][row] = self.last(infos["final_obs"][row])
+        return self.later(obs), *rest, infos
+
+
+def whole(obs: Any) -> Any:
+    return obs.astype(np.int64)
+
+
+def large(obs: Any) -> Any:
+    return obs.astype(np.float64)
+
+
+def other_dtypes(fns: Any, **mode: Any) -> Any:
+    """Return a VectorEnv whose observations have other dtypes than their space."""
+    return Mapped(gymnasium.vector.SyncVectorEnv(fns, **mode), whole, large, large)
+
+
+ANY = ("box", "tree", "lists", "text")
+MAKERS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "gymnasium": (recorded(gymnasium.vector.SyncVectorEnv), ANY),
+    "old names": (recorded(old_names), ANY),
+    "facade": (around(lambda fns, mode: DummyVectorEnv(fns)), ANY),
+    "ours": (recorded(SyncVectorEnv), ANY),
+    "other dtypes": (recorded(other_dtypes), ("box",)),
+    "transformed": (recorded(transformed), ("lists",)),
+    "from_gymnasium": (
+        around(lambda fns, mode: from_gymnasium(gymnasium.vector.SyncVectorEnv(fns, autoreset_mode=mode))),
+        ("box", "lists"),
+    ),
+    "gymnasium async": (recorded(partial(gymnasium.vector.AsyncVectorEnv, shared_memory=False)), ANY),
+    "ours async": (recorded(AsyncVectorEnv), ANY),
+    "shmem": (recorded(lambda fns, **mode: GymnasiumVectorEnv(ShmemVectorEnv(fns, num_workers=1), **mode)), ANY),
+}
+"""Each with the forms of spaces that it takes."""
+
+
+def drawn_action(rng: np.random.Generator, form: str) -> Any:
+    """Return an action for one env. Floats have more digits than the space's dtype."""
+    x, y, say = int(rng.integers(50)), np.round(rng.uniform(-9, 9, 2), 3), "abc"[: rng.integers(4)]
+    return {"box": x, "tree": {"y": y, "x": x, "say": say}, "lists": (x, y), "text": say}[form]
+
+
+def batched(rows: list[Any], rng: np.random.Generator) -> Any:
+    """Return the actions as a batch for a gymnasium VectorEnv: texts as a tuple, list or array."""
+    first = rows[0]
+    if isinstance(first, dict):
+        return {key: batched([row[key] for row in rows], rng) for key in first}
+    if isinstance(first, tuple):
+        return tuple(batched([row[i] for row in rows], rng) for i in range(len(first)))
+    return [tuple, list, np.array][rng.integers(3)](rows) if isinstance(first, str) else np.array(rows)
+
+
+@pytest.mark.parametrize("maker", [*list(MAKERS)[:5], *(pytest.param(each, marks=FULL) for each in list(MAKERS)[5:])])
+def test_random_loops_around_a_gymnasium_vector_env_store_what_its_envs_played(maker: str, tmp_path: Path) -> None:
+    make, forms = MAKERS[maker]
+    for seed in range(12 if maker == "gymnasium" else 6):
+        rng, mode, form = np.random.default_rng(seed), MODES[seed % 3], forms[seed // 3 % len(forms)]
+        has_resets, is_calm = seed % 2 == 0, True
+        keys = KEYS if seed % 4 else ()
+        fns = env_fns(form, informs=bool(keys))
+        with contextlib.closing(make(fns, mode, tmp_path / str(seed), info_keys=keys)) as envs:
+            envs.reset(seed=int(rng.integers(99)))
+            for _ in range(STEPS):
+                rows = [drawn_action(rng, form) for _ in range(N)]
+                *_, terminated, truncated, _ = envs.step(batched(rows, rng))
+                over = terminated | truncated
+                if has_resets and rng.random() < 0.1:
+                    envs.reset(seed=[[3, None, 4], None][rng.integers(2)])
+                elif mode is AutoresetMode.DISABLED and over.any():
+                    mask = over | (rng.random(N) < 0.2)
+                    seeds = {"seed": rng.integers(0, 99, N).tolist()} if rng.random() < 0.5 else {}
+                    envs.reset(options={"reset_mask": mask}, **seeds)
+                elif has_resets and rng.random() < 0.1 and maker == "gymnasium":
+                    envs.call("reset", options={"unseen": True})  # ends what is recorded
+                    is_calm = False
+            logs = envs.unwrapped.get_attr("log") if maker != "from_gymnasium" else None
+        data = Dataset(tmp_path / str(seed))
+        assert (assert_logged(data, logs, is_calm) if logs else len(assert_whole(data))) > 10
+        assert [*data[0].info] == [*keys]
+
+
+@pytest.mark.parametrize(("kind", "options"), [(DummyVectorEnv, {}), (ShmemVectorEnv, {"wait_num": 1})])
+def test_random_rounds_of_an_engine_store_what_its_envs_played(kind: Any, options: Any, tmp_path: Path) -> None:
+    count = 0
+    for seed in range(4):
+        rng, form = np.random.default_rng(seed), ANY[seed]
+        draw = lambda count: [drawn_action(rng, form) for _ in range(count)]  # noqa: B023, E731
+        with RecordEpisodes(kind(env_fns(form, informs=True), **options), tmp_path / str(seed), info_keys=KEYS) as venv:
+            venv.reset(seed=[7, 8, 9])
+            for _ in range(200):
+                ids: Any = rng.permutation(N)[: rng.integers(1, N + 1)].tolist()  # often of envs that are in flight
+                seeds = rng.integers(0, 99, len(ids)).tolist() if rng.random() < 0.5 else int(rng.integers(99))
+                resets = ids[: rng.integers(len(ids) + 1)]
+                what = rng.choice(["recv", "steps", "step", "reset", "send resets", "mixed", "wait", "call"])
+                with contextlib.suppress(RuntimeError, ValueError):  # refused rounds
+                    if what in ("recv", "wait"):
+                        venv.recv() if what == "recv" else venv.step(None)
+                    elif what == "reset":
+                        venv.reset(ids, seed=seeds)
+                    elif what == "send resets":
+                        venv.send(None, reset=ids, seed=seeds)
+                    elif what == "mixed" and resets:
+                        order = [i for i in ids if i in resets]
+                        venv.send(draw(len(ids)), ids, reset=resets, seed=rng.integers(0, 99, len(order)))
+                    elif what == "call" and kind is DummyVectorEnv and not venv.waiting_id:
+                        venv.call("reset", options={"unseen": True}, id=ids)  # ends what is recorded
+                    elif what == "step":
+                        venv.step(draw(N), autoreset=True if rng.random() < 0.5 else rng.integers(0, 99, N))
+                    else:
+                        autoreset = [False, True, rng.integers(0, 99, len(ids))][rng.integers(3)]
+                        venv.send(draw(len(ids)), ids, autoreset=autoreset)
+            while venv.waiting_id:
+                venv.recv()
+            logs = venv.get_env_attr("log")
+        count += assert_logged(Dataset(tmp_path / str(seed)), logs)
+    assert count > 50
+
+
+def facade(fns: Any) -> Any:
+    return GymnasiumVectorEnv(DummyVectorEnv(fns))
+
+
+def test_an_env_that_fails_loses_its_episode_only(tmp_path: Path) -> None:
+    fns = [partial(Numbered, 0), partial(Numbered, 1, breaks_at=3), partial(Numbered, 2)]
+    with RecordEpisodes(GymnasiumVectorEnv(DummyVectorEnv(fns, on_error="restart")), tmp_path / "a") as envs:
+        play(envs, AutoresetMode.NEXT_STEP)
+    numbers = {env: [int(e.obs[0, 1]) for e in Dataset(tmp_path / "a") if e.env_id == env] for env in range(3)}
+    assert numbers[1][:3] == [0, 1, 2]
+    assert 3 not in numbers[1]
+    assert numbers[0] == list(range(len(numbers[0])))
+    mask = {"options": {"reset_mask": np.array([False, True, False])}}  # others are being reset when it fails
+    for name, kind, steps, again in (("b", DummyVectorEnv, {"autoreset": True}, {"id": 1}), ("c", facade, {}, mask)):
+        with RecordEpisodes(kind(fns), tmp_path / name) as envs:
+            envs.reset()
+            for step in range(STEPS):
+                try:
+                    envs.step(actions(step), **steps)
+                except RuntimeError:
+                    envs.reset(**again)
+        assert len(assert_whole(Dataset(tmp_path / name))) > 20
+
+
+@pytest.mark.parametrize("kind", [DummyVectorEnv, gymnasium.vector.SyncVectorEnv])
+@pytest.mark.parametrize("form", ["box", "text"])
+def test_an_episode_without_an_end_is_an_error_before_it_fills_the_memory(kind: Any, form: str, tmp_path: Path) -> None:
+    class Endless(Numbered):
+        def length(self, episode: int) -> int:
+            return 10**9
+
+    action: Any = ["a", "b"] if form == "text" else [1, 2]
+
+    def play_on(rounds: int) -> None:
+        envs.reset()
+        for _ in range(rounds):
+            envs.step(action, **({"autoreset": True} if kind is DummyVectorEnv else {}))
+
+    memory, fns = {"box": 900, "text": 3000}[form], [partial(Numbered, 0, form), partial(Endless, 1, form)]
+    with RecordEpisodes(kind(fns), tmp_path, memory=memory) as envs:
+        with pytest.raises(DatasetError, match=r"env 1 has \d+ steps and no end.*wrappers.TimeLimit.*memory="):
+            play_on(60)
+        play_on(14)  # what was kept is given up
+    assert {episode.env_id for episode in Dataset(tmp_path)} == {0}
+    assert len(assert_whole(Dataset(tmp_path))) > 8
+
+
+def test_shards_are_committed_by_size_and_by_age_while_the_loop_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("collector.store.recorder.time", clock)
+    with RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path / "a", shard_bytes=1) as envs:
+        play(envs, AutoresetMode.NEXT_STEP)
+        assert len(Dataset(tmp_path / "a")) > 10
+    with RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path / "b", shard_seconds=30.0) as envs:
+        play(envs, AutoresetMode.NEXT_STEP)
+        assert len(Dataset(tmp_path / "b")) == 0
+        clock.now = 32.0
+        envs.step(actions(0))
+        assert len(Dataset(tmp_path / "b")) > 10
+
+
+def test_ctrl_c_at_any_moment_joins_no_episodes(tmp_path: Path) -> None:
+    with RecordEpisodes(DummyVectorEnv(env_fns()), tmp_path, shard_bytes=2**12) as venv:
+        venv.reset()
+
+        def begin_again() -> None:
+            if venv.failed_id:
+                venv.reset(venv.failed_id)
+
+        def step() -> None:
+            venv.step(actions(0), autoreset=True)
+
+        assert interrupt_at_random(step, begin_again, 60, 0.004)
+    assert_whole(Dataset(tmp_path))
+
+
+# What the wrapper refuses, and what it passes on.
+
+
+class Tile(IntEnum):
+    """Keys of a Dict space, as in pgtg 0.6.1."""
+
+    WALL = 1
+
+
+class Spaced(Numbered):
+    """Env with another space."""
+
+    def __init__(self, number: int, **changed: Any) -> None:
+        super().__init__(number)
+        vars(self).update(changed)
+
+
+TILES = spaces.Dict(map=spaces.Tuple([spaces.Dict({Tile.WALL: spaces.Discrete(2)})]))
+KEYED = r"obs\['map'\]\[0\] has the keys \[<Tile.WALL: 1>\]; only text.*TransformObservation"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"observation_space": TILES}, KEYED),
+        ({"action_space": spaces.Box(0, 1, (1,), np.longdouble)}, r"action is (float128|longdouble)"),
+        ({"observation_space": spaces.Sequence(spaces.Text(5))}, "only texts and arrays of numbers can be stored: obs"),
+        ({"observation_space": spaces.Box(-1, 9, (4,))}, "obs is not an array with"),
+    ],
+)
+def test_spaces_that_cannot_be_recorded_are_refused_at_once(changed: Any, message: str, tmp_path: Path) -> None:
+    fns = [partial(Spaced, 0, **changed), partial(Numbered, 1)][: 1 + ("not an" in message)]
+    with DummyVectorEnv(fns) as venv, pytest.raises(DatasetError, match=message):
+        RecordEpisodes(venv, tmp_path / "a")
+    with DummyVectorEnv(env_fns("tree"), stack_obs=False) as venv, pytest.raises(ValueError, match="stack_obs=True"):
+        RecordEpisodes(venv, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_vector_env_without_a_mode_needs_one(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="wraps vector envs"):
+        RecordEpisodes(Numbered(0), tmp_path / "a")
+    envs = SyncVectorEnv(env_fns())
+    envs.metadata = {}
+    with pytest.raises(ValueError, match="pass autoreset_mode="):
+        RecordEpisodes(envs, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    recorded = RecordEpisodes(envs, tmp_path / "a", autoreset_mode="NextStep")
+    for name in ("reset_async", "step_wait"):
+        with pytest.raises(AttributeError, match="it records `reset` and `step`"):
+            getattr(recorded, name)
+    recorded.set_attr("taken", 3)
+    assert (recorded.get_attr("taken"), len(recorded.envs)) == ((3,) * N, N)
+    recorded.close()
+
+
+def test_actions_are_refused_as_by_the_vector_env(tmp_path: Path) -> None:
+    with RecordEpisodes(DummyVectorEnv(env_fns()), tmp_path / "a") as venv:
+        venv.reset()
+        venv.step(np.ones((N, 1)))  # whole numbers, for () and (1,) are the same
+        for wrong in ([1, 2], [0.5, 1, 2], "abc", [[1, 2]] * N):
+            with pytest.raises((TypeError, ValueError)) as own:
+                venv.venv.step(wrong)
+            with pytest.raises(own.type) as error:
+                venv.step(wrong)
+            assert str(error.value) == str(own.value)
+    small = partial(Spaced, 0, action_space=spaces.Box(0, 99, (), np.uint8))
+    for i, (fns, wrong) in enumerate((([small], [300]), ([partial(Numbered, 0, "text")] * 2, ["a", 5]))):
+        with RecordEpisodes(DummyVectorEnv(fns), tmp_path / f"b{i}") as venv:
+            venv.reset()
+            with pytest.raises(DatasetError, match="not elements of the action space, so they cannot be stored"):
+                venv.step(wrong)
+
+
+SAYS = r"says float32 in .* \(3,\): cor"
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ((lambda obs: large(obs) + 1e300, whole, whole), "float64 .*, and casting would change the values: correct"),
+        ((whole, lambda obs: obs[:, :2], large), rf"obs as float32 in the shape \(2,\) .* {SAYS}"),
+        ((whole, lambda obs: {"a": obs}, large), rf"as a dict with the keys \['a'\]; .* {SAYS}"),
+        ((whole, large, lambda obs: obs.astype(str)), "<U"),
+    ],
+    ids=["too large", "narrow", "tree", "text"],
+)
+def test_observations_that_would_change_are_refused(broken: Any, message: str, tmp_path: Path) -> None:
+    """The episodes before are kept, and others can follow."""
+    mapped = Mapped(
+        gymnasium.vector.SyncVectorEnv(env_fns(), autoreset_mode=AutoresetMode.SAME_STEP), whole, whole, whole
+    )
+    with RecordEpisodes(mapped, tmp_path) as envs:
+        play(envs, AutoresetMode.SAME_STEP, steps=9)
+        mapped.first, mapped.later, mapped.last = broken
+        with pytest.raises(DatasetError, match=message):
+            play(envs, AutoresetMode.SAME_STEP, steps=4)
+        mapped.first = mapped.later = mapped.last = whole
+        play(envs, AutoresetMode.SAME_STEP, steps=9)
+    assert len(assert_whole(Dataset(tmp_path))) > 10
+
+
+@pytest.mark.parametrize("make", [DummyVectorEnv, gymnasium.vector.SyncVectorEnv])
+def test_an_observation_that_is_not_a_text_is_refused(make: Any, tmp_path: Path) -> None:
+    class Odd(Numbered):
+        def observe(self) -> Any:
+            return super().observe() if self.taken == 0 else None
+
+    with RecordEpisodes(make([partial(Odd, 0, "text")] * 2), tmp_path) as envs:
+        envs.reset()
+        with pytest.raises(DatasetError, match=r"returned obs as .*; its observation space says a text per env"):
+            envs.step(["a", "b"])
+
+
+def test_tensors_are_stored_as_arrays(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from gymnasium.wrappers.vector import NumpyToTorch
+
+    from collector import TorchVectorEnv
+
+    with RecordEpisodes(NumpyToTorch(gymnasium.vector.SyncVectorEnv(env_fns())), tmp_path / "a") as envs:
+        envs.reset(seed=5)
+        for step in range(STEPS):
+            obs, *_ = envs.step(torch.from_numpy(actions(step)))
+            assert isinstance(obs, torch.Tensor)
+    assert len(assert_whole(Dataset(tmp_path / "a"))) > 20
+    with RecordEpisodes(TorchVectorEnv(DummyVectorEnv(env_fns()), "cpu"), tmp_path / "b") as venv:
+        venv.reset()
+        for step in range(STEPS):
+            _, _, terminated, truncated, _ = venv.step(torch.from_numpy(actions(step)), autoreset=step % 2 == 0)
+            if step % 2 and (done := terminated | truncated).any():
+                venv.reset(done)
+    assert len(assert_whole(Dataset(tmp_path / "b"))) > 20
+
+
+class Unknown(VectorEnv):
+    """VectorEnv of a class that vecenv does not know. Its reset takes a mask and a seed per env."""
+
+    def __init__(self, mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> None:
+        self.inner = gymnasium.vector.SyncVectorEnv(env_fns(), autoreset_mode=mode)
+        self.num_envs, self.metadata = N, self.inner.metadata
+        self.single_observation_space = self.inner.single_observation_space
+        self.observation_space, self.action_space = self.inner.observation_space, self.inner.action_space
+        self.single_action_space = self.inner.single_action_space
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self.inner.reset(**kwargs)
+
+    def step(self, actions: Any) -> Any:
+        return self.inner.step(actions)
+
+
+def cartpoles() -> Any:
+    """Return envs that share a generator, and whose reset ignores the mask."""
+    return gymnasium.make_vec("CartPole-v1", N, vectorization_mode="vector_entry_point")
+
+
+def test_a_mask_that_a_vector_env_may_ignore_is_refused_unless_the_caller_knows_better(tmp_path: Path) -> None:
+    with RecordEpisodes(cartpoles(), tmp_path / "a") as envs:
+        envs.reset(seed=0)
+        state = envs.unwrapped.state.copy()
+        with pytest.raises(ValueError, match=r"CartPoleVectorEnv is not known to reset only .* pass resets_by_id=True"):
+            envs.reset(options={"reset_mask": np.arange(N) == 1})
+        np.testing.assert_array_equal(envs.unwrapped.state, state)
+    with RecordEpisodes(Unknown(AutoresetMode.DISABLED), tmp_path / "b", resets_by_id=True) as envs:
+        play(envs, AutoresetMode.DISABLED)
+    found = assert_whole(Dataset(tmp_path / "b"))
+    assert len(found) > 30
+    assert [found[env, 0].seed for env in range(N)] == [5, 6, 7]
+
+
+def herds() -> Any:
+    pytest.importorskip("pettingzoo")
+    from tests.support.agent_envs import Herd
+    from vecenv import ParallelVectorEnv, flatten_agents
+
+    return flatten_agents(ParallelVectorEnv([Herd] * 2, "dummy"))
+
+
+@pytest.mark.parametrize(
+    ("make", "seeds"),
+    [
+        (cartpoles, None),
+        (lambda: from_gymnasium(cartpoles()), None),
+        (lambda: GymnasiumVectorEnv(from_gymnasium(cartpoles())), None),
+        (Unknown, None),
+        (lambda: from_gymnasium(Unknown()), None),
+        (lambda: from_gymnasium(Unknown(), resets_by_id=True), [5, 6, 7]),
+        (lambda: GymnasiumVectorEnv(from_gymnasium(gymnasium.vector.SyncVectorEnv(env_fns()))), [5, 6, 7]),
+        (herds, None),  # the agents of one game share its seed
+    ],
+    ids=["shared", "native", "facade", "unknown", "unknown native", "known to the caller", "known", "agents"],
+)
+def test_a_seed_is_stored_only_if_it_repeats_the_episode(make: Any, seeds: list[int] | None, tmp_path: Path) -> None:
+    with RecordEpisodes(make(), tmp_path) as envs:
+        envs.reset(seed=5)
+        n = envs.num_envs if isinstance(envs, VectorEnv) else len(envs)
+        over = np.zeros(n, np.bool_)
+        for _ in range(60):
+            ours = {} if isinstance(envs, VectorEnv) or make is herds else {"reset": over}
+            _, _, terminated, truncated, _ = envs.step(np.zeros(n, np.int64), **ours)
+            over = terminated | truncated
+    first = {episode.env_id: episode.seed for episode in reversed(list(Dataset(tmp_path)))}
+    assert [first[env] for env in sorted(first)] == (seeds or [None] * len(first))
+
+
+# Collectors.
+
+
+@pytest.mark.parametrize("transform", [None, RewardSum, partial(TimeLimit, 3)])
+def test_a_recorder_costs_a_collector_no_round(transform: Any, tmp_path: Path) -> None:
+    rounds = []
+    for is_recorded in (False, True):
+        venv: Any = DummyVectorEnv(env_fns())
+        below = venv if transform is None else TransformedVectorEnv(venv, transform())
+        envs = RecordEpisodes(below, tmp_path) if is_recorded else below
+        with SyncDataCollector(envs, None, frames_per_batch=30 * N, total_frames=120 * N) as collector:
+            for _ in range(4):
+                collector.rollout()
+            rounds.append(venv.stats()["rounds"])
+    assert rounds[0] == rounds[1]
+    assert Dataset(tmp_path).steps > 110 * N
+    if transform is None:
+        assert rounds[0] <= 120 + 4, "a round a step, and resets where batches begin"
+        assert_whole(Dataset(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+def test_a_collector_of_either_kind(kind: Any, tmp_path: Path) -> None:
+    venv, seeds = ShmemVectorEnv(env_fns(informs=True), num_workers=2), set[Any]()
+    options: Any = {"episode_seeds": EpisodeSeeds(4, range(99))} if kind is SyncDataCollector else {}
+    with kind(RecordEpisodes(venv, tmp_path, info_keys=KEYS), None, frames_per_batch=30, **options) as collector:
+        for _ in range(4):
+            batch = collector.rollout()
+            seeds |= {*batch.extras["episode_seed"][batch.done].tolist()} if options else {None}
+    found = assert_whole(Dataset(tmp_path))
+    assert sum(map(len, found.values())) > 120 - 8 * N
+    assert {episode.seed for episode in found.values()} == seeds
+
+
+@pytest.mark.parametrize("kind", [DummyVectorEnv, pytest.param(ShmemVectorEnv, marks=FULL)])
+def test_a_collector_records_texts_as_a_cutter_cuts_them(kind: Any, tmp_path: Path) -> None:
+    envs = RecordEpisodes(kind([Talk] * 2), tmp_path / "a", compress=True)
+    with (
+        SyncDataCollector(envs, answers, frames_per_batch=6) as collector,
+        StoreWriter(tmp_path / "b", make_head(Talk.observation_space, Talk.action_space)) as writer,
+    ):
+        cutter = EpisodeCutter()
+        for _ in range(6):
+            writer.add(cutter.cut(collector.rollout()))
+        writer.end()
+    stored, cut = Dataset(tmp_path / "a"), Dataset(tmp_path / "b")
+    assert len(stored) == len(cut) == 8
+    for one, other in zip(stored, cut, strict=True):
+        assert_same(one, other)
+        assert one.action["say"].tolist() == [mission[:9] or "no" for mission in one.obs["mission"][:-1]]
+        assert one.reward.tolist() == [*map(len, one.action["say"])]
+    with RecordEpisodes(kind([Talk] * 2), tmp_path / "a", resume=True):
+        pass  # the space of the missions is equal in another program
+
+
+def test_a_resumed_recorder_needs_the_same_infos(tmp_path: Path) -> None:
+    for resume in (False, True):
+        envs = RecordEpisodes(
+            DummyVectorEnv(env_fns(informs=True)), tmp_path, info_keys=KEYS, resume=resume, compress=True
+        )
+        with SyncDataCollector(envs, frames_per_batch=10 * N) as collector:
+            collector.collect(n_step=20 * N)
+    message = r"has the info_keys \('count', .*, and not \('half', .*: resume it with these keys"
+    with DummyVectorEnv(env_fns(informs=True)) as venv:
+        with pytest.raises(DatasetError, match=message):
+            RecordEpisodes(venv, tmp_path, info_keys=KEYS[1:], resume=True)
+        for wrong, error in (("mask", TypeError), (("mask", "mask"), ValueError), (5, TypeError)):
+            with pytest.raises(error, match="info_keys"):
+                RecordEpisodes(venv, tmp_path, info_keys=wrong, overwrite=True)
+    assert len(Dataset(tmp_path)) > 10
+
+
+class InformedPair(Informed):
+    """Env with a vector reward."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, np.array([reward, 0.5]), *rest
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_cutter_gives_entries_that_only_later_batches_have(flat: bool) -> None:
+    keys = ("count", "verdict")
+    cutter = EpisodeCutter(keys)
+    with SyncDataCollector([InformedPair] * 2, frames_per_batch=4, info_keys=keys) as collector:
+        batches = [collector.rollout() for _ in range(2)]
+        first, second = (cutter.cut(batch.flatten() if flat else batch) for batch in batches)
+    assert len(first) == 0
+    assert [each.info["count"].tolist() for each in second] == [[1, 2, 3, 4]] * 2
+    assert [each.info["verdict"].tolist() for each in second] == [[None, None, "", "good"]] * 2
+    assert batches[1].extras["verdict"][0].tolist() == ["", "good"]
