@@ -17,8 +17,6 @@ import gymnasium
 import numpy as np
 import pytest
 
-import vecenv.engine.engine
-import vecenv.engine.lifetime
 from tests.support.backends import FULL
 from tests.support.faulty import Counter
 from tests.support.ledger import CLOSED, wait_until
@@ -130,7 +128,7 @@ def make_hanging(gate: Gate, **options: Any) -> ThreadVectorEnv:
 
 @pytest.mark.guarantee("G8.6")
 def test_a_hung_env_is_abandoned_and_the_others_and_close_go_on(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 2 * TIMEOUT)
+    monkeypatch.setattr("vecenv.engine.lifetime.CLOSE_TIMEOUT", 2 * TIMEOUT)
     with make_hanging(gate) as venv:
         venv.reset()
         venv.step([0] * 4)
@@ -280,7 +278,7 @@ def test_an_env_whose_step_is_interrupted_is_kept_if_it_returns_in_time(
         if returns:
             gate.open()
         else:
-            monkeypatch.setattr(vecenv.engine.engine, "RECOVERY_TIMEOUT", 0.3)
+            monkeypatch.setattr("vecenv.engine.engine.RECOVERY_TIMEOUT", 0.3)
         episodes = [2] * 4 if returns else [1, 1, 2, 2]
         assert venv.reset()[0][:, 1:3].tolist() == [[episode, 0] for episode in episodes]
         assert venv.stats()["restarts"] == int(not returns)
@@ -290,7 +288,7 @@ def test_an_env_whose_step_is_interrupted_is_kept_if_it_returns_in_time(
 
 @pytest.mark.guarantee("G9.3")
 def test_close_is_bounded_though_an_env_hangs(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
+    monkeypatch.setattr("vecenv.engine.lifetime.CLOSE_TIMEOUT", 0.3)
     venv = make_hanging(gate, step_timeout=None)
     venv.reset()
     venv.step([0] * 4)
