@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from tests.messages.rows import NOTHING, Subject, rows_for
 from tests.support.command_envs import Elsewhere
@@ -24,7 +25,7 @@ NAME = "tests.support.command_envs:Elsewhere"
 def under_a_lock() -> Any:
     lock = threading.Lock()
 
-    def make() -> Any:
+    def make(held: Any) -> Any:
         with lock:
             return Counter(0)
 
@@ -78,11 +79,15 @@ ROWS = [
             (lambda _, option=option: commanded(**option), TypeError, "worker processes of this program")
             for option in ({"context": "fork"}, {"share_memory": True}, {"affinity": True})
         ),
-        (
-            lambda _: ShmemVectorEnv([partial(Counter, 0), under_a_lock()]),
-            TypeError,
-            "env_fns[1] cannot be sent to a worker: ",
-            'context="fork"',
+        *(
+            (
+                lambda _, large=large: ShmemVectorEnv([partial(Counter, large), partial(under_a_lock(), large)]),
+                TypeError,
+                "env_fns[1] cannot be sent to a worker: ",
+                "lock",
+                'context="fork"',
+            )
+            for large in (0, np.ones(40_000), b"a" * (2 << 20))
         ),
         (
             lambda _: CoroutineVectorEnv(counters(6), every=2, num_workers=2),
