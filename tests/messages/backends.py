@@ -10,12 +10,21 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from collector import AsyncDataCollector, SyncDataCollector
 from tests.messages.rows import NOTHING, Subject, rows_for
 from tests.support.command_envs import Elsewhere
 from tests.support.commands import COMMAND
 from tests.support.coroutine_envs import CoroutineVectorEnv, Gated
 from tests.support.faulty import Counter, counters
-from vecenv import DummyVectorEnv, EnvContractError, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv, TransformedEnv
+from vecenv import (
+    DummyVectorEnv,
+    EnvContractError,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    ThreadVectorEnv,
+    TransformedEnv,
+    tune,
+)
 from vecenv.testing import CountingEnv
 from vecenv.transforms import RewardScaling
 
@@ -66,6 +75,13 @@ WRAPPERS: list[Any] = [
     gymnasium.Wrapper,
     lambda env: TransformedEnv(env, RewardScaling(1.0, 2.0)),
 ]
+PAUSE = "pause must be a number of seconds, at least 0 and below 60, got "
+WRONG_TUNE: list[tuple[Any, ...]] = [
+    ({"env_fns": []}, ValueError, "env_fns is empty"),
+    ({"env_fns": "CartPole-v1"}, TypeError, "env_fns must be a sequence of callables"),
+    *(({"pause": pause}, ValueError, f"{PAUSE}{pause!r}") for pause in (-1e-3, float("nan"), "1")),
+    *(({"seconds": each}, ValueError, "seconds must be a positive number of seconds") for each in (0, None)),
+]
 ROWS = [
     *rows_for(
         NOTHING,
@@ -110,6 +126,21 @@ ROWS = [
                 "does not await the reset and step of a coroutine env. Return the env",
             )
             for wrap in WRAPPERS
+        ),
+    ),
+    *rows_for(
+        NOTHING,
+        *((lambda _, given=given: tune(**{"env_fns": [CountingEnv], **given}), *says) for given, *says in WRONG_TUNE),
+        *(
+            (
+                lambda _, kind=kind: kind([CountingEnv] * 2, frames_per_batch=20, backend="threads"),
+                ValueError,
+                "backend must be one of ",
+                "'auto'",
+                ", or None for ",
+                "; got 'threads'",
+            )
+            for kind in (SyncDataCollector, AsyncDataCollector)
         ),
     ),
     *rows_for(
