@@ -19,7 +19,6 @@ import pytest
 
 from collector import SyncDataCollector
 from tests.fuzz.envs import assert_same
-from tests.support.backends import FULL
 from tests.support.coroutine_envs import AsCoroutines, Coroutines, CoroutineVectorEnv, Gated
 from tests.support.faulty import Counter
 from tests.support.ledger import CLOSED, Ledger, wait_until
@@ -27,13 +26,11 @@ from tests.support.paths import ROOT
 from vecenv import (
     DummyVectorEnv,
     EnvStepError,
-    GymnasiumVectorEnv,
-    SB3VecEnv,
     ThreadVectorEnv,
     VectorEnvError,
     WorkerTimeoutError,
 )
-from vecenv.testing import CountingEnv, check_env
+from vecenv.testing import CountingEnv
 
 LIMIT = 0.5
 
@@ -302,31 +299,6 @@ def test_wrappers_that_await_and_wrappers_with_a_loop_of_their_own_work() -> Non
         assert venv.step([0])[1].tolist() == [1.001]
 
 
-def test_check_env_says_where_a_coroutine_env_runs() -> None:
-    result = check_env(partial(AsCoroutines, CountingEnv), steps=5)
-    assert not result.ok
-    assert "use ThreadVectorEnv" in str(result)
-
-
-def rows_of(make: Any, kind: Any, steps: int) -> list[Any]:
-    venv = make(kind([partial(CountingEnv, i) for i in range(3)]))
-    rows = [venv.reset()]
-    rows += [venv.step(np.full(3, t)) for t in range(steps)]
-    venv.close()
-    return rows
-
-
-@FULL
-@pytest.mark.parametrize("mode", [*gymnasium.vector.AutoresetMode, None], ids=str)
-def test_the_interfaces_of_gymnasium_and_sb3_have_coroutine_envs(mode: Any) -> None:
-    if mode is None:
-        pytest.importorskip("stable_baselines3")
-    make = SB3VecEnv if mode is None else partial(GymnasiumVectorEnv, autoreset_mode=mode)
-    steps = 4 if mode == gymnasium.vector.AutoresetMode.DISABLED else 12
-    assert_same(rows_of(make, CoroutineVectorEnv, steps), rows_of(make, DummyVectorEnv, steps), "rows")
-
-
-@FULL
 def test_collectors_take_coroutine_envs() -> None:
     def collect(env_fns: Any, **own: Any) -> list[Any]:
         with SyncDataCollector(env_fns, None, frames_per_batch=30, total_frames=60, **own) as collector:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +18,6 @@ from gymnasium import spaces
 
 from tests.support.backends import FULL
 from tests.support.ledger import kill
-from tests.support.paths import ROOT
 from vecenv import EnvCreator, SharedMemoryError, ShmemVectorEnv, WorkerDiedError
 
 MIB = 2**20
@@ -87,9 +84,12 @@ ARRAYS = {
 }
 
 
-def test_an_array_arrives_as_from_any_pickle() -> None:
-    expected = [Holder(pickle.loads(pickle.dumps(array, protocol=5))) for array in ARRAYS.values()]
-    with ShmemVectorEnv([partial(Holder, array) for array in ARRAYS.values()], num_workers=1) as venv:
+def test_an_array_arrives_as_from_any_pickle(tmp_path: Path) -> None:
+    """An array in a file is a data set that `np.load(path, mmap_mode="r")` opens."""
+    np.save(tmp_path / "data.npy", np.ones((400, 100)))
+    arrays = [*ARRAYS.values(), np.load(tmp_path / "data.npy", mmap_mode="r")]
+    expected = [Holder(pickle.loads(pickle.dumps(array, protocol=5))) for array in arrays]
+    with ShmemVectorEnv([partial(Holder, array) for array in arrays], num_workers=1) as venv:
         assert venv.call("form") == [each.form() for each in expected]
         assert venv.call("sum") == [each.sum() for each in expected]
 
@@ -207,18 +207,6 @@ def test_a_list_that_env_fns_share_is_pickled_once_and_each_env_gets_a_copy() ->
 
 
 @needs_smaps
-def test_an_array_in_a_file_is_shared_too(tmp_path: Path) -> None:
-    """For example a data set that `np.load(path, mmap_mode="r")` opens."""
-    np.save(tmp_path / "data.npy", np.ones((400, 100)))
-    array = np.load(tmp_path / "data.npy", mmap_mode="r")
-    with ShmemVectorEnv([partial(Holder, array) for _ in range(2)], num_workers=1) as venv:
-        assert file_size() == array.nbytes
-        assert venv.call("form") == [Holder(array).form()] * 2
-        assert venv.call("sum") == [40_000.0] * 2
-        assert [type(held) for held in venv.get_env_attr("held")] == [np.memmap] * 2
-
-
-@needs_smaps
 @FULL
 def test_tensors_are_shared_like_arrays() -> None:
     torch = pytest.importorskip("torch")
@@ -239,23 +227,3 @@ def test_data_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.Monkey
     refused = r"0\.3 MiB of shared memory are needed for the data of env_fns\[1\], but only 0\.2 MiB are available"
     with pytest.raises(SharedMemoryError, match=refused):
         ShmemVectorEnv([partial(Holder, np.ones(length)) for length in (20_000, 40_000)])
-
-
-PROGRAM = """
-import numpy as np
-from functools import partial
-from tests.vecenv.backends.test_large_env_fns import Holder
-from vecenv import ShmemVectorEnv
-
-array = np.ones(40_000)
-with ShmemVectorEnv([partial(Holder, array) for _ in range(3)], num_workers=2) as venv:
-    venv.call("fill", 2, id=1)
-    print(*venv.call("sum"))
-"""
-
-
-@FULL
-def test_data_travel_in_a_file_on_disk_without_memfd() -> None:
-    environ = {**os.environ, "VECENV_PORTABLE": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environ, text=True, capture_output=True)
-    assert (done.stdout, done.stderr) == ("40000.0 80000.0 40000.0\n", "")

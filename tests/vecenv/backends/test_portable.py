@@ -19,8 +19,19 @@ from vecenv import SharedMemoryError, ShmemVectorEnv
 
 CONTRACT = """
 import warnings
+from functools import partial
+import numpy as np
 from vecenv import ShmemVectorEnv
 from vecenv.testing import CountingEnv, check_vector_env
+
+class HoldsArray(CountingEnv):
+    def __init__(self, array):
+        super().__init__()
+        self.array = array
+    def fill(self, value):
+        self.array[:] = value
+    def sum(self):
+        return self.array.sum()
 
 check_vector_env(ShmemVectorEnv)
 with warnings.catch_warnings(record=True) as caught:
@@ -28,6 +39,10 @@ with warnings.catch_warnings(record=True) as caught:
     with ShmemVectorEnv([CountingEnv] * 2, num_workers=2, context="spawn", affinity=True) as venv:
         venv.reset()
         venv.step([0, 0])
+array = np.ones(40_000)
+with ShmemVectorEnv([partial(HoldsArray, array) for _ in range(3)], num_workers=2) as venv:
+    venv.call("fill", 2, id=1)
+    assert venv.call("sum") == [40_000, 80_000, 40_000]
 assert ["affinity=True has no effect" in str(warning.message) for warning in caught] == [True], caught
 """
 ENVIRONMENT = {

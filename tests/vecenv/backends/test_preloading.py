@@ -178,20 +178,6 @@ def test_servers_that_are_no_longer_kept_end_with_their_workers(
     assert all(gone(pid) for pid in [server, *workers])
 
 
-def test_a_server_that_was_killed_is_replaced(project: Project) -> None:
-    with ShmemVectorEnv(project.env_fns, num_workers=2) as venv:
-        venv.reset()
-        workers = pids(venv)
-        kill(project.importers()[1])
-        assert all(gone(pid) for pid in workers)
-        with pytest.raises(WorkerDiedError):
-            venv.step([0] * 4)
-        venv.reset()
-        with ShmemVectorEnv(project.env_fns, num_workers=2) as other:
-            other.reset()
-    assert len(project.importers()) >= 3
-
-
 PROGRAM = """
 import subprocess, sys, time, {name} as envs, vecenv
 class Spawns(envs.Env):

@@ -26,7 +26,7 @@ from tests.support.faulty import Counter, counters
 from tests.support.ledger import Ledger, pids
 from tests.support.local_ray import FAR, NEAR
 from tests.support.paths import ROOT
-from tests.vecenv.test_env_creator import calls_of, counted
+from tests.support.shared_envs import counted
 from vecenv import (
     DummyVectorEnv,
     EnvCreator,
@@ -63,6 +63,7 @@ def test_results_do_not_depend_on_the_place_of_the_actors(options: dict[str, Any
     check_vector_env(make, ["rows", "mixed_rounds", "autoreset"])
 
 
+@pytest.mark.ray
 def test_actors_that_find_no_place_are_an_error_that_says_what_was_asked_for() -> None:
     asked = r"2 of 2 actors have not started within 1 s. Each asks for 1000 CPU; the cluster has 2 nodes with 32 CPU"
     with pytest.raises(WorkerTimeoutError, match=asked):
@@ -284,10 +285,10 @@ def test_no_actor_outlives_a_driver_that_is_killed(driver: Any) -> None:
 @pytest.mark.parametrize("options", [NEAR, FAR], ids=["driver's node", "other node"])
 def test_envs_of_a_creator_share_their_state_with_the_driver(options: dict[str, Any]) -> None:
     creator = EnvCreator(counted)
-    before = calls_of(creator)
+    before = creator.state_dict()["0.Counted.calls"]
     with RayVectorEnv([creator] * 4, num_workers=2, **options) as venv:
         venv.reset()
-    assert calls_of(creator) == before + 4
+    assert creator.state_dict()["0.Counted.calls"] == before + 4
 
 
 @pytest.mark.ray

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +17,7 @@ import pytest
 
 from tests.support.backends import FULL
 from tests.support.faulty import Counter
-from tests.support.ledger import CLOSED, wait_until
+from tests.support.ledger import wait_until
 from vecenv import DummyVectorEnv, ThreadVectorEnv, WorkerTimeoutError
 
 LIMIT = 0.3
@@ -56,7 +54,7 @@ def block_threads() -> list[threading.Thread]:
 
 
 class BlocksAtGate(Counter):
-    """Env that blocks at the gate in step `at` and in `method`. A replacement with the same id does not block."""
+    """Env that blocks at the gate in step `at`. A replacement with the same id does not block."""
 
     def __init__(self, id: int, gate: Gate, at: int = 2) -> None:
         super().__init__(id)
@@ -68,12 +66,6 @@ class BlocksAtGate(Counter):
         if self.first and self.t == self.at:
             self.gate.enter()
         self.gate.notes.append(("stepped", self.id, self.first, self.t))
-
-    def method(self) -> str:
-        if self.first:
-            self.gate.enter()
-            return "old"
-        return "new"
 
     def close(self) -> None:
         self.gate.notes.append(("closed", self.id, self.first))
@@ -126,7 +118,7 @@ def make_hanging(gate: Gate, **options: Any) -> ThreadVectorEnv:
     return ThreadVectorEnv(fns, **{"num_workers": 2, "step_timeout": LIMIT, **options})
 
 
-@pytest.mark.guarantee("G8.6")
+@pytest.mark.guarantee("G8.6", "G9.3")
 def test_a_hung_env_is_abandoned_and_the_others_and_close_go_on(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vecenv.engine.lifetime.CLOSE_TIMEOUT", 2 * TIMEOUT)
     with make_hanging(gate) as venv:
@@ -171,18 +163,6 @@ def test_a_step_that_returns_after_its_env_was_reset_is_discarded(gate: Gate) ->
         assert all(np.array_equal(leaf, then) for leaf, then in zip(row[:4], kept, strict=True))
         assert row[0].tolist() == [[0, 1, 3, 7], [1, 1, 3, 7]]
         assert venv.step([8, 8])[0].tolist() == [[0, 1, 4, 8], [1, 1, 4, 8]]
-
-
-def test_a_call_that_returns_after_its_env_was_reset_is_discarded(gate: Gate) -> None:
-    with ThreadVectorEnv([partial(BlocksAtGate, 0, gate)], step_timeout=LIMIT) as venv:
-        venv.reset()
-        with pytest.raises(WorkerTimeoutError):
-            venv.call("method")
-        old = block_threads()[0]
-        venv.reset()
-        gate.open()
-        old.join(TIMEOUT)
-        assert venv.call("method") == ["new"]
 
 
 class Draws(gymnasium.Env[Any, Any]):
@@ -258,50 +238,6 @@ def test_a_constructor_that_fails_in_a_restart_blocks_no_later_one(gate: Gate, f
         venv.reset()
         assert venv.alive() == [True, True]
         assert len(made) == 3
-
-
-@pytest.mark.parametrize("returns", [True, False])
-def test_an_env_whose_step_is_interrupted_is_kept_if_it_returns_in_time(
-    gate: Gate, returns: bool, monkeypatch: pytest.MonkeyPatch, ctrl_c: None
-) -> None:
-    def interrupt() -> None:
-        gate.entered.wait(TIMEOUT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with make_hanging(gate, step_timeout=None) as venv:
-        venv.reset()
-        venv.step([0] * 4)
-        threading.Thread(target=interrupt).start()
-        with pytest.raises(KeyboardInterrupt):
-            venv.step([0] * 4)
-        assert venv.failed_id == [0, 1, 2, 3]
-        if returns:
-            gate.open()
-        else:
-            monkeypatch.setattr("vecenv.engine.engine.RECOVERY_TIMEOUT", 0.3)
-        episodes = [2] * 4 if returns else [1, 1, 2, 2]
-        assert venv.reset()[0][:, 1:3].tolist() == [[episode, 0] for episode in episodes]
-        assert venv.stats()["restarts"] == int(not returns)
-        gate.open()
-        assert venv.step([0] * 4)[0][:, 2].tolist() == [1] * 4
-
-
-@pytest.mark.guarantee("G9.3")
-def test_close_is_bounded_though_an_env_hangs(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vecenv.engine.lifetime.CLOSE_TIMEOUT", 0.3)
-    venv = make_hanging(gate, step_timeout=None)
-    venv.reset()
-    venv.step([0] * 4)
-    venv.send([0] * 4)
-    assert gate.entered.wait(TIMEOUT)
-    begin = time.monotonic()
-    with pytest.warns(RuntimeWarning, match=r"(?s)the thread of envs \[0, 1\].*threads cannot be killed.*in enter"):
-        venv.close()
-    assert time.monotonic() - begin < CLOSED
-    assert len(block_threads()) == 1
-    gate.open()
-    wait_until(lambda: block_threads() == [])
-    assert gate.notes[-1] == ("closed", 1, True)
 
 
 @pytest.mark.guarantee("G9.8")
