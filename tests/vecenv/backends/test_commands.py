@@ -58,18 +58,6 @@ def test_steps_and_resets_as_in_this_process(command):
 
 
 @both
-def test_async_rounds(command):
-    with elsewhere(n=3, command=command, wait_num=1) as venv:
-        venv.reset()
-        venv.send([0, 1, 2])
-        seen = set()
-        while len(seen) < 3:
-            obs, *_, info = venv.recv()
-            assert obs[:, 1].tolist() == [1] * len(info)
-            seen.update(row["env_id"] for row in info)
-
-
-@both
 def test_values_cross_in_a_closed_set(command):
     with elsewhere("tells", command=command) as venv:
         venv.reset()

@@ -279,24 +279,10 @@ class Awaits(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, 2 * reward, *rest
 
 
-class RunsItself(gymnasium.Wrapper[Any, Any, Any, Any]):
-    def reset(self, **kwargs: Any) -> Any:
-        return asyncio.run(self.env.reset(**kwargs))  # type: ignore[arg-type]
-
-    def step(self, action: Any) -> Any:
-        return asyncio.run(self.env.step(action))  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        asyncio.run(self.env.close())  # type: ignore[arg-type]
-
-
-def test_wrappers_that_await_and_wrappers_with_a_loop_of_their_own_work() -> None:
+def test_a_wrapper_that_awaits_works() -> None:
     with ThreadVectorEnv([lambda: Awaits(Gated(1))]) as venv:
         assert venv.reset()[1][0]["wrapped"]
         assert venv.step([0])[1].tolist() == [2 * 1.001]
-    with DummyVectorEnv([lambda: RunsItself(Gated(1))]) as venv:
-        venv.reset()
-        assert venv.step([0])[1].tolist() == [1.001]
 
 
 def test_collectors_take_coroutine_envs() -> None:

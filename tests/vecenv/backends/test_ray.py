@@ -32,7 +32,6 @@ from vecenv import (
     EnvCreator,
     RayVectorEnv,
     SB3VecEnv,
-    ShmemVectorEnv,
     WorkerDiedError,
     WorkerTimeoutError,
     make_vec,
@@ -68,26 +67,6 @@ def test_actors_that_find_no_place_are_an_error_that_says_what_was_asked_for() -
     asked = r"2 of 2 actors have not started within 1 s. Each asks for 1000 CPU; the cluster has 2 nodes with 32 CPU"
     with pytest.raises(WorkerTimeoutError, match=asked):
         RayVectorEnv([CARTPOLE] * 2, num_workers=2, num_cpus=1000, start_timeout=1)
-
-
-@pytest.mark.ray
-def test_in_actors_and_tasks_there_are_as_many_workers_as_ray_has_assigned_cpus() -> None:
-    import ray
-
-    def default() -> int:
-        with ShmemVectorEnv([CARTPOLE] * 3) as venv:
-            return venv.num_workers
-
-    class Own:
-        def default(self) -> int:
-            return default()
-
-    task, actors = ray.remote(default), [ray.remote(Own).options(num_cpus=cpus).remote() for cpus in (1, 0)]
-    calls = [task.options(num_cpus=1).remote(), *[actor.default.remote() for actor in actors]]
-    assert ray.get(calls) == [1, 1, 1]
-    assert ray.get(task.options(num_cpus=2).remote()) == default()
-    for actor in actors:
-        ray.kill(actor)
 
 
 class Pictures(Counter):
@@ -205,18 +184,6 @@ def test_collectors_take_it() -> None:
             assert_equal(arrays(collector.next()), arrays(other.next()))
     with AsyncDataCollector([CARTPOLE] * 4, lean, frames_per_batch=80, backend="ray") as collector:
         assert collector.next().frames == 80
-
-
-@pytest.mark.ray
-def test_two_vector_envs_do_not_know_of_each_other() -> None:
-    with RayVectorEnv(counters(4), num_workers=2) as first, RayVectorEnv(counters(4), num_workers=2) as second:
-        one, other = Ledger(first), Ledger(second)
-        one.begin()
-        other.begin()
-        os.kill(pids(first)[0], signal.SIGKILL)
-        assert other.round() == []
-        assert {type(error) for error in one.round()} == {WorkerDiedError}
-        assert other.round() == []
 
 
 DRIVER = """
