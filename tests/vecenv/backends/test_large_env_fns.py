@@ -74,24 +74,25 @@ def frozen(array: np.ndarray) -> np.ndarray:
     return array
 
 
-ARRAYS = {
-    "numbers": np.arange(30_000.0),
-    "a matrix in Fortran order": np.asfortranarray(np.arange(60_000, dtype=np.int32).reshape(200, 300)),
-    "a constant": frozen(np.ones((300, 300), ">f4")),
-    "a view with gaps": np.arange(90_000)[::3],
-    "a view of the end": np.arange(90_000)[30_000:],
-    "a small array": np.arange(9),
-}
+ARRAYS = (
+    np.arange(30_000.0),
+    np.asfortranarray(np.arange(60_000, dtype=np.int32).reshape(200, 300)),
+    frozen(np.ones((300, 300), ">f4")),
+    np.arange(90_000)[::3],  # a view with gaps
+    np.arange(90_000)[30_000:],
+    np.arange(9),
+)
 
 
 def test_an_array_arrives_as_from_any_pickle(tmp_path: Path) -> None:
-    """An array in a file is a data set that `np.load(path, mmap_mode="r")` opens."""
+    """An array in a file, as of `np.load(path, mmap_mode="r")`, stays one that cannot be written."""
     np.save(tmp_path / "data.npy", np.ones((400, 100)))
-    arrays = [*ARRAYS.values(), np.load(tmp_path / "data.npy", mmap_mode="r")]
-    expected = [Holder(pickle.loads(pickle.dumps(array, protocol=5))) for array in arrays]
-    with ShmemVectorEnv([partial(Holder, array) for array in arrays], num_workers=1) as venv:
+    in_file = np.load(tmp_path / "data.npy", mmap_mode="r")
+    expected = [*(Holder(pickle.loads(pickle.dumps(array, protocol=5))) for array in ARRAYS), Holder(in_file)]
+    with ShmemVectorEnv([partial(Holder, array) for array in (*ARRAYS, in_file)], num_workers=1) as venv:
         assert venv.call("form") == [each.form() for each in expected]
         assert venv.call("sum") == [each.sum() for each in expected]
+        assert type(venv.get_env_attr("held")[-1]) is np.memmap
 
 
 def functions(array: np.ndarray) -> dict[str, Any]:

@@ -54,6 +54,7 @@ ENVIRONMENT = {
 
 
 @FULL
+@pytest.mark.timeout(300)
 def test_shmem_keeps_the_contract_without_the_calls_of_linux(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CONTRACT]
     done = subprocess.run(command, env=ENVIRONMENT, text=True, capture_output=True, cwd=tmp_path)
