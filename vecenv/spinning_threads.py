@@ -232,7 +232,7 @@ def _warn(share: float) -> None:
         _warned = True
         warn_caller(
             f"while this vector env waited for its workers, threads of this process that Python did not start used "
-            f"{share:.1f} CPUs, which the workers lack. Probably threads of OpenMP or OpenBLAS spin after each parallel "
-            "operation. Set OPENBLAS_NUM_THREADS=1 or OMP_WAIT_POLICY=passive before Python starts, or call "
+            f"{share:.1f} CPUs, which the workers lack. Probably threads of OpenMP or OpenBLAS spin after each "
+            "parallel operation. Set OPENBLAS_NUM_THREADS=1 or OMP_WAIT_POLICY=passive before Python starts, or call "
             "torch.set_num_threads(1) around the rollout"
         )

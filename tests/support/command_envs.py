@@ -186,13 +186,6 @@ class _Dict(Space):
 _Box.__name__, _Discrete.__name__, _Dict.__name__ = "Box", "Discrete", "Dict"
 
 
-def waits_for(path: str) -> Any:
-    """Make an env when the file exists."""
-    while not os.path.exists(path):
-        time.sleep(0.01)
-    return Elsewhere()
-
-
 class Asks(Elsewhere):
     """Env with attributes that it computes, around a simulator that it calls `env`."""
 
