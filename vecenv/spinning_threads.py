@@ -232,16 +232,7 @@ def _warn(share: float) -> None:
         _warned = True
         warn_caller(
             f"while this vector env waited for its workers, threads of this process that Python did not start used "
-            f"{share:.1f} CPUs, which the workers lack: {_pools()}. These threads spin after each parallel operation. "
-            "Set OPENBLAS_NUM_THREADS=1 or OMP_WAIT_POLICY=passive before Python starts, or call "
+            f"{share:.1f} CPUs, which the workers lack. Probably threads of OpenMP or OpenBLAS spin after each "
+            "parallel operation. Set OPENBLAS_NUM_THREADS=1 or OMP_WAIT_POLICY=passive before Python starts, or call "
             "torch.set_num_threads(1) around the rollout"
         )
-
-
-def _pools() -> str:
-    try:
-        from threadpoolctl import threadpool_info  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        return "probably threads of OpenMP or OpenBLAS (install threadpoolctl to see the names)"
-    found = [f"{p['internal_api']} with {p['num_threads']} threads" for p in threadpool_info() if p["num_threads"] > 1]
-    return ", ".join(found) or "a library that threadpoolctl does not know"

@@ -67,7 +67,6 @@ OPTIONAL = """
     ray: vecenv/ray_cluster.py
     stable_baselines3: vecenv/facades/to_sb3.py vecenv/sb3.py
     matplotlib: collector/jobs/dataset_info.py
-    threadpoolctl: vecenv/spinning_threads.py
     msgspec: collector/jobs/* collector/store/schema.py
     tyro: collector/__main__.py collector/jobs/commands.py
     yaml: collector/jobs/job_files.py

@@ -64,11 +64,6 @@ class Elsewhere(gymnasium.Env):
         sys.stderr.flush()
         os._exit(3)
 
-    def do_detaches(self) -> None:
-        """Die, and leave a process with this stderr. It ends when nobody writes to the named pipe `path`."""
-        subprocess.Popen(["cat", self.path], stdout=subprocess.DEVNULL, start_new_session=True)
-        self.do_dies()
-
     def do_hangs(self) -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         os.write(1, b"hangs\n")
@@ -76,6 +71,10 @@ class Elsewhere(gymnasium.Env):
 
     def do_starts(self) -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def do_ignores(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.do_starts()
 
     def do_tells(self) -> dict[str, Any]:
         return {
@@ -92,6 +91,26 @@ class Elsewhere(gymnasium.Env):
 
     def method(self, *args: Any, **kwargs: Any) -> Any:
         return args, kwargs
+
+
+SPACES = [
+    spaces.Box(np.array([-np.inf, 0]), np.array([1, np.inf]), dtype=np.float64),
+    spaces.Box(0, 255, (2, 3), np.uint8),
+    spaces.Discrete(4, start=-1),
+    spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    spaces.MultiBinary([2, 3]),
+    spaces.Text(5, charset="abé"),
+    spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Tuple([spaces.Box(0, 1), spaces.Text(3)])}),
+    spaces.Sequence(spaces.Box(0, 1, (2,)), stack=True),
+    spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
+    spaces.OneOf([spaces.Discrete(2), spaces.Box(0, 1)]),
+]
+
+
+class HasSpace(Elsewhere):
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.action_space = SPACES[k]
 
 
 class OldStep:
@@ -165,21 +184,6 @@ class _Dict(Space):
 
 
 _Box.__name__, _Discrete.__name__, _Dict.__name__ = "Box", "Discrete", "Dict"
-
-
-def ignores_sigterm() -> Any:
-    """Make an env that has started a process which ignores SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    env = Elsewhere()
-    env.do_starts()
-    return env
-
-
-def waits_for(path: str) -> Any:
-    """Make an env when the file exists."""
-    while not os.path.exists(path):
-        time.sleep(0.01)
-    return Elsewhere()
 
 
 class Asks(Elsewhere):

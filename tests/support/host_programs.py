@@ -80,29 +80,24 @@ def steps(hosts: str) -> None:
         say(usable=time.monotonic() - began, where=nodes(venv))
 
 
-def batches(hosts: str, cpus: str, size: str = "small") -> None:
-    """Collect, and update the weights after each batch. The test takes a host away meanwhile.
-
-    A "large" rollout has 28 MB, so that fetching rollouts takes most of the time.
-    """
+def batches(hosts: str, cpus: str) -> None:
+    """Collect, and update the weights after each batch. The test takes a host away meanwhile."""
     from collector import ActorConfig, MLPPolicy, RayCollector
     from tests.support.collector_envs import cartpoles
-    from tests.support.job_envs import Pictures
 
     connect(int(hosts))
-    make, frames = (cartpoles(2), 40) if size == "small" else ([Pictures] * 2, 1000)
+    make = cartpoles(2)
     with DummyVectorEnv(make) as venv:
-        policy = MLPPolicy(venv.observation_space[0], venv.action_space[0]) if size == "small" else None
+        policy = MLPPolicy(venv.observation_space[0], venv.action_space[0])
 
     def take() -> None:
         collector.next()
-        if policy is not None:
-            collector.update_policy_weights_()
+        collector.update_policy_weights_()
 
     actors = ActorConfig(num_cpus=float(cpus), rollout_timeout=5.0, start_timeout=15.0)
 
     def collect() -> RayCollector:
-        return RayCollector(make, policy, num_actors=3, frames_per_batch=frames, sync=False, actors=actors)
+        return RayCollector(make, policy, num_actors=3, frames_per_batch=40, sync=False, actors=actors)
 
     def nodes(collector: RayCollector) -> list[str]:
         return sorted({actor.node for actor in collector.stats().actors})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -74,18 +73,3 @@ class OneEmulator(CountsInModule):
     def close(self) -> None:
         global open_emulators
         open_emulators -= 1
-
-
-class Emulators:
-    """Function that makes an env, and counts the calls of all processes."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __call__(self) -> gymnasium.Env:
-        with (self._folder / "calls").open("a") as file:
-            file.write("x")
-        return OneEmulator()
-
-    def count(self) -> int:
-        return len((self._folder / "calls").read_text())

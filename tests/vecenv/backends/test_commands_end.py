@@ -4,18 +4,18 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.backends import FULL
 from tests.support.commands import COMMAND
+from tests.support.ledger import wait_until
 from tests.support.paths import ROOT
 from tests.support.places import PLACES, left_of, place, processes_with
-from vecenv.backends.ipc.messages import READY, START, Channel
-from vecenv.worker_numpy import MAGIC, PROTOCOL, encode
 
 pytestmark = pytest.mark.timeout(600)  # the first test in a chroot makes it
 PROGRAM = """
@@ -27,7 +27,7 @@ venv = SubprocVectorEnv(fns, num_workers=2, worker_command=command, wait_num=1)
 venv.reset()
 for _ in range(2):
     venv.send([0, 0])
-    if what == "starts" or not _:
+    if what != "hangs" or not _:
         while venv.waiting_id:
             venv.recv()
 os.write(1, b"ready\\n")  # in one piece, because the envs print too
@@ -55,16 +55,30 @@ def read_until(file, lines):
             lines.remove(line.strip())
 
 
-@pytest.mark.parametrize("what", ["starts", "hangs"])
-@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "close", "SIGKILL of the command"])
-def test_no_process_is_left(before, end, what):
-    token = f"VECENV_TEST={secrets.token_hex(8)}"
-    command = [*before, "env", token, *COMMAND[1:]]
-    arguments = json.dumps([command, what])
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+@contextmanager
+def running(command, what):
+    """Run the program until its envs have done `what`."""
+    arguments, environ = json.dumps([command, what]), {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen([sys.executable, "-c", PROGRAM, arguments], text=True, env=environ, **pipes) as program:
         read_until(program.stdout, ["ready"] + ["hangs"] * 2 * (what == "hangs"))
+        yield program
+        program.kill()
+
+
+@pytest.mark.parametrize(
+    ("end", "what"),
+    [
+        ("SIGKILL", "hangs"),
+        *(
+            pytest.param(end, what, marks=FULL)
+            for end, what in (("SIGTERM", "starts"), ("close", "hangs"), ("SIGKILL of the command", "starts"))
+        ),
+    ],
+)
+def test_no_process_is_left(before, end, what):
+    token = f"VECENV_TEST={secrets.token_hex(8)}"
+    with running([*before, "env", token, *COMMAND[1:]], what) as program:
         assert len(processes_with(token)) >= 6  # per worker: worker, guard, child of the env
         if end == "close":
             program.stdin.write("\n")
@@ -79,7 +93,6 @@ def test_no_process_is_left(before, end, what):
             program.send_signal(getattr(signal, end))
             program.wait()
         assert left_of(token) == []
-        program.kill()
 
 
 LATE_GUARD = """
@@ -94,21 +107,11 @@ vecenv.worker.main([])
 
 
 def test_a_guard_that_starts_late_ends_the_processes_of_envs(tmp_path):
-    """The worker ends first, and has asked its process group to end by SIGTERM."""
+    """The worker ends first, and has asked its process group to end by SIGTERM, which the group ignores."""
     token, path = f"VECENV_TEST={secrets.token_hex(8)}", tmp_path / "guard may start"
-    command = ["env", token, *COMMAND[1:3], "-c", LATE_GUARD, str(path)]
-    envs = [["tests.support.command_envs:ignores_sigterm", {}]]
-    start = {"envs": envs, "first_id": 0, "eager": False, "seeds": [bytes(32)] * 2, "step_timeout": None}
-    ours, theirs = socket.socketpair()
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, process_group=0) as worker:
-        theirs.close()
-        channel = Channel(ours)
-        channel.write(START, 0, encode({"protocol": PROTOCOL, **start}))
-        assert ours.recv(len(MAGIC)) == MAGIC
-        channel.read()
-        assert channel.read().kind == READY
-        channel.close()
-        worker.wait()
-        assert processes_with(token)
+    with running(["env", token, *COMMAND[1:3], "-c", LATE_GUARD, str(path)], "ignores") as program:
+        program.kill()
+        program.wait()
+        wait_until(lambda: len(processes_with(token)) == 4, 60)  # two guards, two children of envs
         path.touch()
         assert left_of(token) == []

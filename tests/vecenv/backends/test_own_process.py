@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
 import sys
 import threading
 import traceback
@@ -21,7 +20,8 @@ import pytest
 from collector import Dataset, Job, JobError, SyncDataCollector, run_job
 from tests.support import process_envs
 from tests.support.backends import FULL, RAY
-from tests.support.process_envs import SIMULATOR, CountsInModule, Emulators, OneEmulator
+from tests.support.ledger import kill, pids
+from tests.support.process_envs import SIMULATOR, CountsInModule, OneEmulator
 from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
@@ -33,12 +33,8 @@ from vecenv import (
     ThreadVectorEnv,
     WorkerDiedError,
     make_vec,
-    ray_cluster,
     tune,
 )
-from vecenv.backends import system_limits
-from vecenv.facades.make_vec import BACKENDS
-from vecenv.tuning.auto_backend import auto_vector_env
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 N, STEPS = 4, 4
@@ -76,20 +72,17 @@ def parallel_env(env_fns: list[Any], num_workers: int | None = None) -> Any:
     return ParallelEnv(N, env_fns, num_processes=num_workers)
 
 
-def made_by_id(env_fns: list[Any], num_workers: int | None = None) -> Any:
-    return make_vec(spec_of(env_fns[0]), N, venv_kwargs={"num_workers": num_workers})
+def made_by_id(env_fns: list[Any], **options: Any) -> Any:
+    spec = gymnasium.envs.registration.EnvSpec("Counts-v0", entry_point=env_fns[0], disable_env_checker=True)
+    return make_vec(spec, len(env_fns), venv_kwargs={"num_workers": options.pop("num_workers", None)}, **options)
 
 
-def spec_of(env_fn: Any) -> Any:
-    return gymnasium.envs.registration.EnvSpec("Counts-v0", entry_point=env_fn, disable_env_checker=True)
-
-
-def collected(env_fns: list[Any], num_workers: int | None = None) -> Any:
+def collected(env_fns: list[Any], backend: str = "shmem", **options: Any) -> Any:
     """Return a collector's vector env."""
-    collector = SyncDataCollector(env_fns, frames_per_batch=N, backend="shmem", num_workers=num_workers)
-    return collector.env
+    return SyncDataCollector(env_fns, frames_per_batch=N, backend=backend, **options).env
 
 
+auto = partial(collected, backend="auto")
 IN_PROCESSES = [
     AsyncVectorEnv,
     *(
@@ -109,14 +102,6 @@ def test_a_worker_per_env_counts_as_the_originals_do(make: Make) -> None:
     assert summed_rewards(make(env_fns, num_workers=N)) == original
 
 
-@FULL
-def test_a_worker_per_env_counts_as_sb3_does() -> None:
-    from stable_baselines3.common import vec_env
-
-    original = summed_rewards(vec_env.SubprocVecEnv([CountsInModule] * N, start_method="fork"))
-    assert summed_rewards(sb3_subproc([CountsInModule] * N, num_workers=N)) == original
-
-
 @pytest.fixture
 def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Function that makes an env of a stand-in for the package bluesky_gym."""
@@ -131,14 +116,19 @@ def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
+@pytest.fixture
+def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the default for other envs be two workers."""
+    monkeypatch.setattr("vecenv.backends.system_limits.usable_cpus", lambda: 2)
+    monkeypatch.setattr("vecenv.ray_cluster.free_places", lambda options: 2)
+
+
 @pytest.mark.guarantee("G6.5")
-@pytest.mark.parametrize("make", [*IN_PROCESSES, pytest.param(auto_vector_env, marks=FULL)])
+@pytest.mark.usefixtures("two_cpus")
+@pytest.mark.parametrize("make", [*IN_PROCESSES, pytest.param(auto, marks=FULL)])
 def test_envs_of_a_package_with_one_simulator_get_a_process_each(
-    make: Make, simulated: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    make: Make, simulated: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # The default for other envs is then two workers.
-    monkeypatch.setattr(system_limits, "usable_cpus", lambda: 2)
-    monkeypatch.setattr(ray_cluster, "free_places", lambda options: 2)
     original = original_rewards([simulated] * N)
     with caplog.at_level(logging.INFO, "vecenv"):
         assert summed_rewards(make([simulated] * N)) == original
@@ -146,17 +136,16 @@ def test_envs_of_a_package_with_one_simulator_get_a_process_each(
 
 
 @FULL
-@pytest.mark.parametrize("backend", ["auto", "subproc"])
-def test_a_job_tries_again_with_a_process_per_env(backend: str, tmp_path: Path) -> None:
-    env = "tests.support.process_envs:OneEmulator"
+@pytest.mark.parametrize(
+    ("env", "backend"),
+    [
+        ("tests.support.process_envs:OneEmulator", "auto"),
+        ("tests.support.process_envs:OneEmulator", "subproc"),
+        ("bluesky_gym:Simulated-v0", "shmem"),
+    ],
+)
+def test_the_envs_of_a_job_get_a_process_each(env: str, backend: str, simulated: Any, tmp_path: Path) -> None:
     run_job(Job(env=env, episodes=4, num_envs=2, backend=backend, device="cpu"), tmp_path / "data")
-    assert Dataset(tmp_path / "data").head["ran_on"]["num_workers"] == 2
-
-
-@FULL
-def test_the_envs_of_a_job_with_one_simulator_get_a_process_each(simulated: Any, tmp_path: Path) -> None:
-    job = Job(env="bluesky_gym:Simulated-v0", episodes=4, num_envs=2, backend="shmem", device="cpu")
-    run_job(job, tmp_path / "data")
     assert Dataset(tmp_path / "data").head["ran_on"]["num_workers"] == 2
 
 
@@ -185,6 +174,7 @@ def test_envs_with_one_simulator_in_this_process_warn(make: Make, simulated: Any
     assert [warning.filename for warning in seen] == [__file__]
 
 
+@FULL
 def test_tune_measures_only_a_process_per_env_with_one_simulator(simulated: Any) -> None:
     result = tune([simulated] * 2, seconds=0.1)
     assert [(row.backend, row.num_workers) for row in result.rows] == [("shmem", 2)]
@@ -197,48 +187,39 @@ def no_open_emulators() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "make", [ShmemVectorEnv, pytest.param(sb3_subproc, marks=FULL), pytest.param(RayVectorEnv, marks=RAY)]
-)
-def test_a_constructor_that_fails_beside_another_env_hints_at_a_process_per_env(make: Make) -> None:
-    with pytest.raises(RuntimeError, match=REFUSED) as raised:
-        make([OneEmulator] * 2, num_workers=1)
-    assert "Pass num_workers=2 for a process per env." in raised.value.__notes__[-1]
-    make([OneEmulator] * 2, num_workers=2).close()
-
-
-@pytest.mark.parametrize(
-    "make",
+    ("make", "hint"),
     [
-        DummyVectorEnv,
-        pytest.param(partial(ThreadVectorEnv, num_workers=1), marks=FULL),
-        pytest.param(sb3_dummy, marks=FULL),
+        (partial(ShmemVectorEnv, num_workers=1), "Pass num_workers=2 for a process per env."),
+        pytest.param(partial(sb3_subproc, num_workers=1), "Pass num_workers=2 for a process per env.", marks=FULL),
+        pytest.param(partial(RayVectorEnv, num_workers=1), "Pass num_workers=2 for a process per env.", marks=RAY),
+        (DummyVectorEnv, "Use ShmemVectorEnv, AsyncVectorEnv or SubprocVecEnv with num_workers=2"),
+        pytest.param(partial(ThreadVectorEnv, num_workers=1), "Use ShmemVectorEnv, AsyncVectorEnv", marks=FULL),
+        pytest.param(sb3_dummy, "Use ShmemVectorEnv, AsyncVectorEnv", marks=FULL),
     ],
 )
-def test_a_constructor_that_fails_in_this_process_hints_at_processes(make: Make) -> None:
+def test_a_constructor_that_fails_beside_another_env_hints_at_a_process_per_env(make: Make, hint: str) -> None:
     with pytest.raises(RuntimeError, match=REFUSED) as raised:
         make([OneEmulator] * 2)
-    assert "Use ShmemVectorEnv, AsyncVectorEnv or SubprocVecEnv with num_workers=2" in raised.value.__notes__[-1]
+    assert hint in raised.value.__notes__[-1]
 
 
-def test_a_constructor_that_fails_first_has_no_hint() -> None:
+def test_a_constructor_that_fails_first_or_in_a_restart_has_no_hint(tmp_path: Path) -> None:
     process_envs.open_emulators = 1
     with pytest.raises(RuntimeError, match=REFUSED) as raised:
         DummyVectorEnv([OneEmulator] * 2)
     assert not any("num_workers" in note for note in raised.value.__notes__)
-
-
-def test_a_constructor_that_fails_in_a_restart_has_no_hint(tmp_path: Path) -> None:
     flag = tmp_path / "down"
 
-    def env_fn() -> Any:
-        if flag.exists():
-            raise ConnectionError("server is down")
-        return CountsInModule()
+    class Connects(CountsInModule):
+        def __init__(self, id: int) -> None:
+            if id and flag.exists():
+                raise ConnectionError("server is down")
+            self.pid = os.getpid()
 
-    with ShmemVectorEnv([CountsInModule, env_fn], num_workers=1) as venv:
+    with ShmemVectorEnv([partial(Connects, 0), partial(Connects, 1)], num_workers=1) as venv:
         venv.reset()
         flag.touch()
-        os.kill(venv.engine.backend.workers[0].pid, signal.SIGKILL)
+        kill(pids(venv)[0])
         with pytest.raises(WorkerDiedError):
             venv.step([0, 0])
         with pytest.raises(ConnectionError, match="server is down") as raised:
@@ -246,12 +227,17 @@ def test_a_constructor_that_fails_in_a_restart_has_no_hint(tmp_path: Path) -> No
         assert not any("num_workers" in note for note in raised.value.__notes__)
 
 
-@pytest.mark.parametrize("kind", ["vector env", *(pytest.param(each, marks=FULL) for each in ("facade", "processes"))])
-def test_auto_tries_again_with_a_process_per_env(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    make = BACKENDS["auto"] if kind == "facade" else auto_vector_env
-    options = {"step_timeout": 60} if kind == "processes" else {}
+@pytest.mark.parametrize(
+    "make",
+    [
+        auto,
+        pytest.param(partial(made_by_id, backend="auto"), marks=FULL),
+        pytest.param(partial(auto, step_timeout=60), marks=FULL),
+    ],
+)
+def test_auto_tries_again_with_a_process_per_env(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "vecenv"):
-        env = make([Emulators(tmp_path)] * N, **options)
+        env = make([OneEmulator] * N)
     assert getattr(env, "venv", env).num_workers == N
     env.close()
     assert f"so {N} workers run one env each: RuntimeError: Cannot create multiple emulator" in caplog.text
@@ -261,25 +247,15 @@ def missing() -> Any:
     raise FileNotFoundError("assets of level 2 are missing")
 
 
+@pytest.mark.usefixtures("two_cpus")
 @pytest.mark.parametrize("in_workers", [False, pytest.param(True, marks=FULL)])
-def test_the_first_error_remains_if_a_process_per_env_fails_too(
-    in_workers: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_error_remains_if_a_process_per_env_fails_too(in_workers: bool) -> None:
     """A lock cannot be pickled, so `auto` chooses this process, and no worker can host the env."""
     lock = threading.Lock()
     options = {"step_timeout": 60} if in_workers else {}
     env_fns: list[Any] = [CountsInModule if in_workers else lambda: lock and CountsInModule()] * 3 + [missing]
     again = "FileNotFoundError: assets" if in_workers else r"TypeError: env_fns\[0\] cannot be sent to a worker"
-    monkeypatch.setattr(system_limits, "usable_cpus", lambda: 2)
     with pytest.raises(FileNotFoundError, match=r"^assets of level 2 are missing") as raised:
-        auto_vector_env(env_fns, **options)
+        auto(env_fns, **options)
     assert "missing" in "".join(traceback.format_exception(raised.value))
     assert re.search(f"4 workers that run one env each fail too: {again}", raised.value.__notes__[-1])
-
-
-def test_auto_does_not_try_again_for_other_errors(tmp_path: Path) -> None:
-    env_fn = Emulators(tmp_path)
-    process_envs.open_emulators = 1
-    with pytest.raises(RuntimeError, match=REFUSED):
-        auto_vector_env([env_fn] * 2)
-    assert env_fn.count() == 2  # with the measurement

@@ -26,13 +26,12 @@ from tests.support.faulty import Counter, counters
 from tests.support.ledger import Ledger, pids
 from tests.support.local_ray import FAR, NEAR
 from tests.support.paths import ROOT
-from tests.vecenv.test_env_creator import calls_of, counted
+from tests.support.shared_envs import counted
 from vecenv import (
     DummyVectorEnv,
     EnvCreator,
     RayVectorEnv,
     SB3VecEnv,
-    ShmemVectorEnv,
     WorkerDiedError,
     WorkerTimeoutError,
     make_vec,
@@ -63,30 +62,11 @@ def test_results_do_not_depend_on_the_place_of_the_actors(options: dict[str, Any
     check_vector_env(make, ["rows", "mixed_rounds", "autoreset"])
 
 
+@pytest.mark.ray
 def test_actors_that_find_no_place_are_an_error_that_says_what_was_asked_for() -> None:
     asked = r"2 of 2 actors have not started within 1 s. Each asks for 1000 CPU; the cluster has 2 nodes with 32 CPU"
     with pytest.raises(WorkerTimeoutError, match=asked):
         RayVectorEnv([CARTPOLE] * 2, num_workers=2, num_cpus=1000, start_timeout=1)
-
-
-@pytest.mark.ray
-def test_in_actors_and_tasks_there_are_as_many_workers_as_ray_has_assigned_cpus() -> None:
-    import ray
-
-    def default() -> int:
-        with ShmemVectorEnv([CARTPOLE] * 3) as venv:
-            return venv.num_workers
-
-    class Own:
-        def default(self) -> int:
-            return default()
-
-    task, actors = ray.remote(default), [ray.remote(Own).options(num_cpus=cpus).remote() for cpus in (1, 0)]
-    calls = [task.options(num_cpus=1).remote(), *[actor.default.remote() for actor in actors]]
-    assert ray.get(calls) == [1, 1, 1]
-    assert ray.get(task.options(num_cpus=2).remote()) == default()
-    for actor in actors:
-        ray.kill(actor)
 
 
 class Pictures(Counter):
@@ -206,18 +186,6 @@ def test_collectors_take_it() -> None:
         assert collector.next().frames == 80
 
 
-@pytest.mark.ray
-def test_two_vector_envs_do_not_know_of_each_other() -> None:
-    with RayVectorEnv(counters(4), num_workers=2) as first, RayVectorEnv(counters(4), num_workers=2) as second:
-        one, other = Ledger(first), Ledger(second)
-        one.begin()
-        other.begin()
-        os.kill(pids(first)[0], signal.SIGKILL)
-        assert other.round() == []
-        assert {type(error) for error in one.round()} == {WorkerDiedError}
-        assert other.round() == []
-
-
 DRIVER = """
 import sys, time
 import ray
@@ -284,10 +252,10 @@ def test_no_actor_outlives_a_driver_that_is_killed(driver: Any) -> None:
 @pytest.mark.parametrize("options", [NEAR, FAR], ids=["driver's node", "other node"])
 def test_envs_of_a_creator_share_their_state_with_the_driver(options: dict[str, Any]) -> None:
     creator = EnvCreator(counted)
-    before = calls_of(creator)
+    before = creator.state_dict()["0.Counted.calls"]
     with RayVectorEnv([creator] * 4, num_workers=2, **options) as venv:
         venv.reset()
-    assert calls_of(creator) == before + 4
+    assert creator.state_dict()["0.Counted.calls"] == before + 4
 
 
 @pytest.mark.ray

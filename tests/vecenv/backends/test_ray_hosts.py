@@ -98,19 +98,6 @@ def test_batches_go_on_with_or_without_room_for_a_replacement(hosts: Hosts, how:
     print(f"batches, {how}, {cpus} CPUs: noticed after {found['noticed']:.1f} s, longest wait {found['longest']:.1f} s")
 
 
-@pytest.mark.parametrize("how", ["off", "silent"])
-def test_a_host_is_lost_while_large_rollouts_are_fetched(hosts: Hosts, how: str) -> None:
-    driver = program(hosts, "batches", "3", "1", "large")
-    driver.hears()
-    take_away(hosts, "B", how)
-    driver.go_on()
-    found = driver.hears()
-    assert found["same"], "each frame is delivered, lost, discarded or in flight"
-    assert "host-B" not in found["nodes"]
-    assert driver.ends() == 0
-    print(f"large batches, {how}: noticed after {found['noticed']:.1f} s, longest wait {found['longest']:.1f} s")
-
-
 EPISODES = 300
 
 

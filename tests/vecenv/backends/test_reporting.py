@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 import types
@@ -16,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.backends import ON_RAY, full
-from tests.support.ledger import wait_until
+from tests.support.backends import FULL, ON_RAY, full
+from tests.support.ledger import kill, wait_until
 from tests.support.paths import ROOT
 from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 from vecenv.testing import CountingEnv
@@ -93,7 +92,7 @@ def test_workers_use_the_levels_and_filters_of_the_program(make: Any) -> None:
             return
         logging.root.setLevel(logging.CRITICAL)
         warnings.simplefilter("error")
-        os.kill(venv.call("pid")[0], signal.SIGKILL)
+        kill(venv.call("pid")[0])
         wait_until(lambda: not venv.alive()[0])
         venv.reset()
         if make.keywords["context"] != "fork":  # a new worker gets what the first one got
@@ -115,8 +114,10 @@ warnings.warn("this simulator is old", FutureWarning)
 """
 
 
-@pytest.mark.parametrize("context", ["forkserver", *full(["spawn"])])
-@pytest.mark.parametrize("set_later", [False, True], ids=["ignored", "an-error-later"])
+@pytest.mark.parametrize(
+    ("set_later", "context"),
+    [(True, "forkserver"), *(pytest.param(*each, marks=FULL) for each in ((False, "forkserver"), (True, "spawn")))],
+)
 def test_filters_also_hold_for_warnings_of_imports(set_later: bool, context: str, tmp_path: Path) -> None:
     """The default start method imports the module in a server. `spawn` imports it in each worker.
 
@@ -130,7 +131,7 @@ def test_filters_also_hold_for_warnings_of_imports(set_later: bool, context: str
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     assert (done.returncode, done.stdout) == (0, "(2, 5)\n"), done.stderr
     assert set_later or not done.stderr

@@ -1,33 +1,38 @@
-"""Trajectories of an env, and their first difference. The tests of jobs use the probe."""
+"""Trajectories of an env and their first difference, and random actions that an `action_mask` allows.
+
+The tests of jobs use the probe, too.
+"""
 
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
-from vecenv.testing import CountingEnv
-from vecenv.tuning import repeats
-from vecenv.tuning.repeats import Difference, RepeatProbe, first_difference, flatten, play
+from tests.support.backends import FULL
+from tests.support.seeded_envs import Masked
+from vecenv import make_vec, tune
+from vecenv.random_actions import sample_action
+from vecenv.testing import CountingEnv, check_env
+from vecenv.transforms import NoopReset, TransformedEnv
+from vecenv.tuning.repeats import RepeatProbe, first_difference, flatten, play
 
 NAN = float("nan")
 GRAPH = spaces.GraphInstance(np.zeros((2, 1)), np.zeros((1, 1)), np.zeros((1, 2), int))
 DIFFERENCES = [
-    (np.array([1.0, NAN]), np.array([1.0, NAN]), ""),
-    (np.array([0.0, 1.0]), np.array([-0.0, 1.0]), "obs[0] is 0.0 and -0.0"),
-    (np.zeros((2, 3)), np.eye(2, 3) * 0 + np.arange(3), "obs[0][1] is 0.0 and 1.0"),
-    (np.zeros(2), np.zeros(2, np.float32), "obs is a ndarray float64(2,) and a ndarray float32(2,)"),
-    (np.zeros(2), np.zeros(3), "obs is a ndarray float64(2,) and a ndarray float64(3,)"),
-    (NAN, NAN, ""),
-    (np.nan, -np.nan, ""),
-    (np.array([NAN, 0.0], np.float32), np.array([-NAN, -0.0], np.float32), "obs[1] is 0.0 and -0.0"),
+    (np.array([1.0, NAN]), np.array([1.0, -NAN]), ""),
     (np.array([-NAN, 1j]), np.array([NAN, 1j]), ""),
+    (np.array([0.0, 1.0]), np.array([-0.0, 1.0]), "obs[0] is 0.0 and -0.0"),
+    (np.zeros((2, 3)), np.zeros((2, 3)) + np.arange(3), "obs[0][1] is 0.0 and 1.0"),
+    (np.zeros(2), np.zeros(2, np.float32), "obs is a ndarray float64(2,) and a ndarray float32(2,)"),
+    (NAN, NAN, ""),
     (1, 1.0, "obs is a int int64() and a float float64()"),
     ("north", "south", "obs is 'north' and 'south'"),
-    (None, None, ""),
     ([np.zeros(2), np.zeros(3)], [np.zeros(2), np.zeros(3)], ""),
     ([np.zeros(2), np.zeros(3)], [np.zeros(2), np.ones(3)], "obs is [array([0., 0.])"),
     (GRAPH, GRAPH._replace(nodes=np.ones((2, 1))), "obs[0][0][0] is 0.0 and 1.0"),
@@ -46,14 +51,11 @@ def test_the_first_difference_is_in_words(one: Any, other: Any, words: str) -> N
 
 
 def test_a_trajectory_has_copies_and_ends_with_its_episode_or_its_actions() -> None:
-    rows = [
-        list(play(CountingEnv(length=3), 5, lambda obs, info, action=action: action, n))
-        for action, n in ((1, 9), (1, 2), (2, 2))
-    ]
-    assert [len(each) for each in rows] == [4, 3, 3]
-    assert [row["obs"][2] for row in rows[0]] == [0, 1, 2, 3]
-    assert first_difference(rows[0], rows[1]) is None
-    assert first_difference(rows[0], rows[2]) == Difference(1, "obs[4]", "1", "2")
+    lengths = {}
+    for steps in (2, 9):
+        rows = list(play(CountingEnv(length=3), 5, lambda obs, info: 1, steps))
+        lengths[steps] = [row["obs"][2] for row in rows]
+    assert lengths == {2: [0, 1, 2], 9: [0, 1, 2, 3]}
 
 
 class Failing(CountingEnv):
@@ -94,5 +96,33 @@ class Drawing(CountingEnv):
 
 def test_a_slow_reset_leaves_time_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the first `torch.manual_seed` of a process, which imports modules."""
-    monkeypatch.setattr(repeats, "SECONDS", 0.0)
+    monkeypatch.setattr("vecenv.tuning.repeats.SECONDS", 0.0)
     assert "reward of step 1 is" in RepeatProbe(Drawing, [(1, 1), (2, 2)]).find_difference()
+
+
+@FULL
+@pytest.mark.parametrize("place", ["info", "obs"])
+def test_all_that_plays_random_actions_draws_allowed_ones(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    make = partial(Masked, place)
+    rows = tune([make] * 2, pause=0.0, seconds=0.1).rows
+    assert all(row.steps_per_second for row in rows), rows
+    result = check_env(make, steps=40)
+    assert result.ok, result
+    _, info = TransformedEnv(make(), NoopReset(6, random=False)).reset(seed=0)
+    assert ("action_mask" in info) == (place == "info")
+    with caplog.at_level("INFO", "vecenv"):
+        make_vec(EnvSpec("Masked-v0", entry_point=make, disable_env_checker=True), 2, backend="auto").close()
+    assert "a step takes" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("obs", "info", "drawn"),
+    [
+        ({"action_mask": [0, 1, 0, 0]}, {}, 1),
+        ({"mask": np.array([False, False, True, False])}, {}, 2),
+        ({"action_mask": [0, 1, 0, 0]}, {"action_mask": [0, 0, 0, 1]}, 3),
+        ({"action_mask": [0, 1, 0, 0]}, {"action_mask": None}, 1),
+    ],
+)
+def test_the_mask_is_in_the_info_or_the_observation(obs: Any, info: Any, drawn: int) -> None:
+    assert [sample_action(spaces.Discrete(4), obs, info) for _ in range(5)] == [drawn] * 5

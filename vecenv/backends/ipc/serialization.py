@@ -48,15 +48,7 @@ def dumps_by_value(value: Any, large: list[np.ndarray] | None = None) -> bytes:
 
 
 def loads_by_value(blob: bytes | memoryview, large: Sequence[Any] = ()) -> Any:
-    try:
-        return pickle.loads(blob, buffers=large)
-    except AttributeError as error:
-        if "__main__" not in str(error):
-            raise
-        raise AttributeError(
-            f"{error}: the object is defined in the main script, which other processes do not run; move it to "
-            'a module that the script imports, or pass context="fork", so that workers inherit the object'
-        ) from error
+    return pickle.loads(blob, buffers=large)
 
 
 class Code(NamedTuple):

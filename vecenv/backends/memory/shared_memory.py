@@ -145,7 +145,11 @@ class Control:
         size = -(-(full + workers + 1) // PAGE) * PAGE
         if fd is None:
             self.fd = anonymous_file("vecenv-control")
-            self._memory = reserve(self.fd, size, "the control page")
+            try:
+                self._memory = reserve(self.fd, size, "the control page")
+            except SharedMemoryError:
+                os.close(self.fd)
+                raise
         else:
             self.fd = fd
             self._memory = mmap.mmap(fd, size)
