@@ -1,7 +1,9 @@
 """Workers that a command starts: `python -m vecenv.worker`, worker_numpy.py, and programs that send nonsense."""
 
+import os
 import subprocess
 import time
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -334,3 +336,18 @@ def test_an_env_of_old_gym_without_seeds_says_so(command, capfd):
     with SubprocVectorEnv([(OLD, {"seeded": False})], worker_command=command) as venv:
         venv.reset(seed=3)
     assert "takes no seed in reset() or seed()" in capfd.readouterr().err
+
+
+def test_a_program_without_a_thread_left_starts_no_command(monkeypatch, tmp_path):
+    def refused(thread):
+        if thread.name == "vecenv-stderr":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    start = Thread.start
+    monkeypatch.setattr(Thread, "start", refused)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        elsewhere(command=["touch", str(tmp_path / "started")])
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not (tmp_path / "started").exists()

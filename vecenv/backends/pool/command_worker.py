@@ -148,7 +148,12 @@ class StderrCopier(threading.Thread):
         """Descriptors of the pipe: for the thread, and for the command."""
         self._has_waited = False
         self.last = b""
-        self.start()
+        try:
+            self.start()
+        except RuntimeError:  # the system allows no further thread
+            os.close(self._fd)
+            os.close(self.theirs)
+            raise
 
     def run(self) -> None:
         try:
