@@ -62,6 +62,14 @@ def test_streams_do_not_wait_for_each_other_without_an_event() -> None:
 
 
 @needs_sim
+def test_work_of_inference_mode_may_run_after_the_mode() -> None:
+    with torch.inference_mode():
+        tensor = torch.ones(3, device="sim") + 1
+    torch.sim.synchronize()
+    assert tensor.tolist() == [2.0] * 3
+
+
+@needs_sim
 def test_the_host_reads_tensors_only_through_copies() -> None:
     tensor = torch.ones(3, device="sim")
     for read in (
