@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from collector import SyncDataCollector  # noqa: E402
+from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
 from tests.support.backends import FULL  # noqa: E402
 from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, kinds, lean  # noqa: E402
 from tests.support.devices import ACCELERATOR, SIM, needs_accelerator, needs_cuda, needs_sim  # noqa: E402
@@ -43,7 +43,7 @@ def course(collector: Any) -> list[Any]:
     return batches
 
 
-@kinds
+@pytest.mark.parametrize("kind", [SyncDataCollector, pytest.param(AsyncDataCollector, marks=FULL)])
 @needs_accelerator
 def test_the_data_is_that_of_a_policy_on_arrays(kind: type) -> None:
     """And what the policy has seen is what is stored, also where the device reads the memory that workers write to."""

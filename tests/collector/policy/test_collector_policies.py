@@ -21,7 +21,7 @@ from collector import (
     set_exploration_type,
 )
 from tests.support.backends import FULL
-from tests.support.collector_envs import arrays, assert_equal, batch_of, cartpoles, countdowns, kinds, pendulums, zeros
+from tests.support.collector_envs import batch_of, cartpoles, countdowns, kinds, pendulums, zeros
 from tests.support.countdown import Countdown, DictObs
 from vecenv import DummyVectorEnv
 
@@ -322,19 +322,28 @@ def test_the_exploration_type_says_what_to_take_from_a_distribution(kind: type, 
     np.testing.assert_array_equal(batch.action, batch.obs[:, :1])
 
 
-def test_samples_of_a_distribution_repeat_with_the_seed_of_torch() -> None:
-    def sampled() -> Any:
-        torch.manual_seed(0)
-        with SyncDataCollector(cartpoles(4), unsure, frames_per_batch=200, policy_device="cpu") as collector:
-            collector.set_seed(0)
-            return collector.rollout()
+D = torch.distributions
 
-    def unsure(obs: Any) -> Any:
-        return torch.distributions.Categorical(logits=torch.stack([obs[:, 2], -obs[:, 2]], 1))
 
-    batch = sampled()
-    assert 0 < (batch.action != (batch.obs[..., 2] < 0)).mean() < 1
-    assert_equal(arrays(batch), arrays(sampled()))
+def tanh_normal(obs: Any) -> Any:
+    return D.TransformedDistribution(D.Independent(D.Normal(obs[:, :1], 0.5), 1), [D.TanhTransform()])
+
+
+@pytest.mark.parametrize(
+    ("fns", "policy"),
+    [
+        (cartpoles(4), lambda obs: D.Categorical(logits=torch.stack([obs[:, 2], -obs[:, 2]], 1))),
+        (pendulums(4), lambda obs: D.Independent(D.Normal(obs[:, :1], 0.5), 1)),
+        (pendulums(4), tanh_normal),
+    ],
+)
+def test_samples_of_a_distribution_are_those_of_torch(fns: Any, policy: Any) -> None:
+    torch.manual_seed(0)
+    batch = batch_of(DummyVectorEnv(fns), policy, 200, policy_device="cpu")
+    torch.manual_seed(0)
+    for t in range(50):
+        np.testing.assert_array_equal(batch.action[:, t], policy(torch.from_numpy(batch.obs[:, t].copy())).sample())
+    assert len(np.unique(batch.action)) > 1
 
 
 @pytest.mark.parametrize("fns", [cartpoles(4), pendulums(4)])
