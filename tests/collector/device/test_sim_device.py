@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import distributions as D
 
 from collector import AsyncDataCollector, EpisodeSeeds, SyncDataCollector, TorchVectorEnv
 from collector.device.tensors import Transfer
 from tests.support.backends import FULL
-from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, lean, pendulums
+from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
 from tests.support.devices import SIM, needs_sim
 from tests.support.transform_envs import Samples
 from vecenv import DummyVectorEnv
@@ -228,27 +227,6 @@ def test_a_policy_may_write_into_observations_that_the_batch_keeps() -> None:
             found.append([each.obs.cpu() if options.get("device") else torch.as_tensor(each.obs) for each in batches])
     assert all(map(torch.equal, *found[:2]))
     assert all(each.any() for batches in found for each in batches)
-
-
-@needs_sim
-@pytest.mark.parametrize("family", ["log-normal", "independent", "tanh"])
-def test_a_sample_of_a_normal_needs_no_wait(family: str) -> None:
-    """`sample` of torch would read a value of the device, and end the recording of a graph."""
-
-    def policy(obs: torch.Tensor) -> Any:
-        loc, scale = obs[:, :1], torch.ones_like(obs[:, :1])
-        if family == "log-normal":
-            return D.LogNormal(loc, scale, validate_args=False)
-        plain = D.Normal(loc, scale, validate_args=False)
-        normal = D.Independent(plain, 1, validate_args=False)
-        tanh = [D.TanhTransform()]
-        return normal if family == "independent" else D.TransformedDistribution(normal, tanh, validate_args=False)
-
-    with SyncDataCollector(pendulums(2), policy, frames_per_batch=10, policy_device="sim") as collector:
-        collector.rollout()
-        SIM.counts.clear()
-        collector.rollout()
-    assert SIM.counts["waits"] == 5
 
 
 class Pushes(torch.nn.Module):

@@ -346,6 +346,25 @@ def test_samples_of_a_distribution_are_those_of_torch(fns: Any, policy: Any) -> 
     assert len(np.unique(batch.action)) > 1
 
 
+@pytest.mark.parametrize("family", ["log-normal", "independent", "tanh"])
+def test_a_sample_of_a_normal_reads_no_value(family: str) -> None:
+    """Reading a value would wait for the device, and end the recording of a graph."""
+
+    def policy(obs: Any) -> Any:
+        loc, scale = obs[:, :1], torch.ones_like(obs[:, :1])
+        if family == "log-normal":
+            return D.LogNormal(loc, scale, validate_args=False)
+        normal = D.Independent(D.Normal(loc, scale, validate_args=False), 1, validate_args=False)
+        tanh = [D.TanhTransform()]
+        return normal if family == "independent" else D.TransformedDistribution(normal, tanh, validate_args=False)
+
+    with torch.profiler.profile() as profile:
+        batch_of(DummyVectorEnv(pendulums(2)), policy, 4, policy_device="cpu")
+    names = {event.name for event in profile.events()}
+    assert "aten::normal_" in names
+    assert names.isdisjoint({"aten::item", "aten::_local_scalar_dense"})
+
+
 @pytest.mark.parametrize("fns", [cartpoles(4), pendulums(4)])
 def test_the_mlp_takes_legal_actions_at_random_or_the_likeliest(fns: Any) -> None:
     torch.manual_seed(0)
