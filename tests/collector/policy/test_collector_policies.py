@@ -238,28 +238,16 @@ def test_a_policy_sees_each_observation_once_and_never_a_last_one() -> None:
 
 
 def test_the_call_that_shows_the_form_of_a_state_draws_nothing() -> None:
-    states: list[Any] = []
-
-    def draw() -> Any:
-        return torch.rand(1).item(), np.random.rand()
-
     def policy(obs: Any, state: Any) -> Any:
-        states.append(state)
-        drawn.append(draw())
-        return zeros(obs), zeros(obs)
+        drawn = np.random.rand() + torch.rand(1).item()
+        return {"action": zeros(obs), "drawn": np.full(len(obs), drawn), "state": zeros(obs)}
 
     found = []
-    for calls in (None, 4):
+    for draw in (lambda: batch_of(DummyVectorEnv(countdowns(9)), policy, 4).extras["drawn"][0], None):
         torch.manual_seed(0)
         np.random.seed(0)
-        drawn: list[Any] = []
-        if calls is None:
-            batch_of(DummyVectorEnv(countdowns(9, 9)), policy, 8)
-        else:
-            drawn = [None, *(draw() for _ in range(calls))]
-        found.append(drawn[1:])
-    assert found[0] == found[1]
-    assert [state is None for state in states] == [True, False, False, False, False]
+        found.append(draw() if draw else [np.random.rand() + torch.rand(1).item() for _ in range(4)])
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize(
@@ -390,16 +378,3 @@ def test_the_mlp_computes_in_the_type_of_its_weights(observations: Any) -> None:
     assert policy(obs).base_dist.logits.dtype == torch.float32
     assert policy.double()(obs).base_dist.logits.dtype == torch.float64
     assert set(policy(obs).sample().tolist()) == {-1, 0, 1}
-
-
-def test_compile_policy_is_torch_compile_with_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def compile(policy: Any, **options: Any) -> Any:
-        seen.append((policy, options))
-        return policy
-
-    monkeypatch.setattr(torch, "compile", compile)
-    for option in (True, {"mode": "default", "dynamic": False}):
-        assert batch_of(countdowns(2, 2), rule, 8, compile_policy=option, policy_device="cpu").frames == 8
-    assert seen == [(rule, {}), (rule, {"mode": "default", "dynamic": False})]
