@@ -100,16 +100,6 @@ def test_steps_may_follow_each_other_without_a_result_on_the_host() -> None:
             np.testing.assert_array_equal(tensor.cpu().numpy(), array)
 
 
-@needs_sim
-def test_a_round_copies_each_array_once_and_waits_once_if_batches_stay_on_the_host() -> None:
-    with SyncDataCollector(cartpoles(3), Pushes(), frames_per_batch=30, policy_device="sim") as collector:
-        collector.rollout()
-        SIM.counts.clear()
-        collector.rollout()
-    counts = SIM.counts
-    assert (counts["uploads"], counts["downloads"], counts["waits"]) == (10, 10, 10)
-
-
 PICTURE = spaces.Box(0, 255, (40, 40, 3), np.uint8)
 COLUMNS = 13
 """Columns of a batch without observations, which are copied after the last round."""
