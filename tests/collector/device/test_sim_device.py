@@ -13,7 +13,6 @@ import torch
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, EpisodeSeeds, SyncDataCollector, TorchVectorEnv
-from collector.device.tensors import Transfer
 from tests.support.backends import FULL
 from tests.support.collector_envs import cartpoles, countdowns
 from tests.support.devices import SIM, needs_sim
@@ -184,13 +183,13 @@ class Pushes(torch.nn.Module):
 @needs_sim
 @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 def test_a_collector_continues_after_the_device_had_no_memory(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(transfer: Transfer, tree: Any) -> Any:
+    def refuse(*form: Any) -> Any:
         raise MemoryError("the device has no memory")
 
     with kind(cartpoles(3), Pushes(), frames_per_batch=12, device="sim", init_random_frames=12) as collector:
         assert collector.next().frames == 12
         with monkeypatch.context() as patched:
-            patched.setattr(Transfer, "to_device", refuse)
+            patched.setattr(SIM, "_empty", refuse)
             with pytest.raises(MemoryError):
                 collector.next()
         batch = collector.next()
