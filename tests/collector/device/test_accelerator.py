@@ -306,7 +306,7 @@ CASES: dict[str, Callable[[str], Any]] = {
     **{f"simulator, {final}": partial(simulator, final) for final in ("masked", "old", "lost")},
 }
 QUICK = {"samples, async", "storing, random frames", "storing, seeded", "storing device, sync", "recurrent, sync"}
-QUICK |= {"keyed, tanh", "trees", "weights", "transforms, statistics", "TorchVectorEnv, statistics", "infos"}
+QUICK |= {"keyed, tanh", "trees", "weights", "TorchVectorEnv, statistics", "infos"}
 QUICK |= {"simulator, masked", "simulator, lost"}
 
 
