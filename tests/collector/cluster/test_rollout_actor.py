@@ -69,6 +69,21 @@ class LocalRay:
             raise TaskError from error
 
 
+class Stateful:
+    """Policy with a state, but not a torch module."""
+
+    value = 0
+
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        return np.full(len(obs), self.value)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int], strict: bool = True) -> None:
+        self.value = state["value"]
+
+
 class Reference:
     def __init__(self, index: int | None, call: Callable[[], Any]) -> None:
         self.index, self.call = index, call
@@ -257,6 +272,16 @@ class TestBatches:
             assert collector.frames == 0
             collector.load_state_dict(state, strict=False)
             assert collector.frames == 8
+
+    def test_a_loaded_state_leaves_the_object_of_the_driver_unchanged(self) -> None:
+        policy = Stateful()
+        with RayCollector(countdowns(3), policy, num_actors=2, frames_per_batch=8) as collector:
+            state = collector.state_dict()
+            collector.load_state_dict({**state, "policy_state_dict": {"value": 1}})
+            assert (collector.next().action == 1).all()
+            assert collector.evaluate(2, keep=True).batch.action.all()
+            assert collector.state_dict()["policy_state_dict"] == {"value": 1}
+        assert policy.value == 0
 
     def test_what_is_in_flight_is_bounded_and_discarded_by_reset_and_set_seed(self, ray: LocalRay) -> None:
         options = {"num_actors": 3, "frames_per_batch": 10, "sync": False}
