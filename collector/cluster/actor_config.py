@@ -94,7 +94,7 @@ def check_arguments(
     options: Mapping[str, Any],
 ) -> None:
     many = isinstance(make_venv, Sequence) and not isinstance(make_venv, str)
-    if (not callable(make_venv) and not many) or (hasattr(make_venv, "step") and not isinstance(make_venv, type)):
+    if not callable(make_venv) and not many:
         raise TypeError(
             f"make_venv must be a callable that makes a vector env in each actor, or a list of callables that make an "
             f"env each; got {make_venv!r}"

@@ -58,7 +58,8 @@ class Stream:
             self.queued += 1
 
     def run(self, until: float = math.inf) -> None:
-        with _lock, torch.no_grad():
+        # A work may write to tensors of inference mode, and run when the host has left the mode.
+        with _lock, torch.inference_mode():
             while self._queue and self.done < until:
                 work = self._queue.popleft()
                 self.done += 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import copy
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,10 +19,15 @@ from collector import ActorConfig, ExplorationType, RayCollector, Rollout, SyncD
 from collector.cluster import actor_pool, ray_collector
 from collector.cluster.cluster_stats import ActorStats, ClusterStats
 from collector.testing import COLLECTOR_CHECKS, check_collector
+from tests.support.backends import RAY
 from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
 from tests.support.countdown import BreaksOnce, Countdown
 from vecenv import DummyVectorEnv, VectorEnvNormObs, WorkerDiedError, WorkerTimeoutError
 from vecenv.transforms import CatFrames, TransformedVectorEnv, VecNorm
+
+
+class TaskError(Exception):
+    """A call of an actor raised `__cause__`."""
 
 
 class LostError(Exception):
@@ -58,7 +63,10 @@ class LocalRay:
         if reference.index in self.dead:
             self.dead.discard(reference.index)
             raise LostError("killed by the test")
-        return reference.call()
+        try:
+            return reference.call()
+        except Exception as error:
+            raise TaskError from error
 
 
 class Stateful:
@@ -103,7 +111,7 @@ def ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Loca
         monkeypatch.setattr(actor_pool, "make_actor", partial(Handle, ray))
         monkeypatch.setattr(actor_pool, "end_actor", lambda handle: handle.actor.close())
         monkeypatch.setattr(actor_pool, "is_loss", lambda error: isinstance(error, LostError))
-        monkeypatch.setattr(actor_pool, "cause_of", lambda error: error)
+        monkeypatch.setattr(actor_pool, "cause_of", lambda error: error.__cause__ or error)
     return ray
 
 
@@ -167,11 +175,11 @@ class TestBatches:
                 assert batch.frames + batch.dropped_rows == frames
         assert seen == broken
 
-    @pytest.mark.local_ray
-    def test_on_ray_with_one_seed_they_are_those_of_a_local_collector_with_all_envs(self) -> None:
+    @pytest.mark.parametrize("where", ["here", pytest.param("on Ray", marks=RAY)])
+    def test_with_one_seed_they_are_those_of_a_local_collector_with_all_envs(self, where: str) -> None:
         with (
             RayCollector(cartpoles(2), Constant(), num_actors=2, frames_per_batch=80) as collector,
-            SyncDataCollector(cartpoles(4), Constant(), frames_per_batch=80) as local,
+            SyncDataCollector(DummyVectorEnv(cartpoles(4)), Constant(), frames_per_batch=80) as local,
         ):
             assert collector.set_seed(7) == local.set_seed(7)
             for action in (0, 0, 1):
@@ -208,8 +216,11 @@ class TestBatches:
             RayCollector(frames_per_batch=40, **parts(lambda n: DummyVectorEnv(cartpoles(n)), 1, 2))
 
     def test_entries_of_infos_come_too_from_actors_that_have_seen_none_yet(self, ray: LocalRay) -> None:
+        def policy(obs: np.ndarray, left: np.ndarray | None) -> np.ndarray:
+            return np.zeros(len(obs), np.int64)
+
         envs = parts(lambda length: DummyVectorEnv([partial(TellsLate, length)]), 99, 3, 5)
-        with RayCollector(frames_per_batch=60, info_keys=("left",), **envs) as collector:
+        with RayCollector(policy=policy, frames_per_batch=60, info_keys=("left",), **envs) as collector:
             for ray.first in (0, 1):
                 batch = collector.next()
                 np.testing.assert_array_equal(batch.extras["left"], np.where(batch.terminated, [[7], [7], [7.5]], 0.0))
@@ -237,12 +248,15 @@ class TestBatches:
             before = [collector.next(), collector.next()]
             state = collector.state_dict()
         assert (state["frames"], state["iter"], state["policy_version"]) == (16, 2, 1)
-        with RayCollector(countdowns(3), Constant(), num_actors=2, **options) as collector:
+        policy = Constant()
+        with RayCollector(countdowns(3), policy, num_actors=2, **options) as collector:
             collector.next()
             collector.load_state_dict(state)
             after = list(collector)
             assert (collector.frames, collector.policy_version) == (32, 1)
-        with SyncDataCollector(countdowns(3, 3), Constant(), **options) as local:
+            assert collector.state_dict()["policy_state_dict"]["value"] == 1
+        assert policy.value == 0, "the object of the driver is unchanged"
+        with SyncDataCollector(DummyVectorEnv(countdowns(3, 3)), Constant(), **options) as local:
             local.load_state_dict(state)
             after += list(local)
         assert len(after) == 4
@@ -296,10 +310,9 @@ class TellsLate(Countdown):
         return obs, reward, terminated, truncated, {"left": 7 if self.length < 4 else 7.5} if terminated else {}
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_random_frames_are_those_of_all_actors_together(depth: int) -> None:
+def test_random_frames_are_those_of_all_actors_together() -> None:
     """The number is rounded up to whole rollouts, whatever is in flight."""
-    options = {"num_actors": 8, "frames_per_batch": 20, "sync": False, "max_in_flight": depth}
+    options = {"num_actors": 8, "frames_per_batch": 20, "sync": False, "max_in_flight": 2}
     with RayCollector(cartpoles(2), lean, init_random_frames=50, **options) as collector:
         batches = [collector.next() for _ in range(30)]
     assert sum(int(batch.random.sum()) for batch in batches) == 60
@@ -390,6 +403,21 @@ class TestFailures:
             assert any("restarted 2 times without a rollout" in note for note in caught.value.__notes__)
             assert [failure.answer for failure in collector.stats().failures] == ["restart", "restart", "raise"]
 
+    @pytest.mark.parametrize("sync", [True, False])
+    def test_each_frame_is_counted_where_a_step_raises(self, sync: bool) -> None:
+        kwargs = [{"episode_at": 9}, {"episode_at": 2}]
+        venv = partial(BreaksOnce, 3, at=1)
+        options = {"num_actors": 2, "sync": sync, "frames_per_batch": 8, "create_env_kwargs": kwargs}
+        with RayCollector(lambda **own: DummyVectorEnv([partial(venv, **own)]), **options) as collector:
+            with pytest.raises(OverflowError, match="the env broke") as caught:
+                collections.deque(collector, 0)
+            stats = collector.stats()
+        assert any(note.startswith("raised in actor") for note in caught.value.__notes__)
+        assert stats.in_flight == 0
+        assert stats.lost > 0
+        assert stats.delivered == collector.frames
+        assert stats.requested == stats.delivered + stats.lost + stats.discarded
+
     def test_an_actor_that_takes_too_long_has_failed(self, ray: LocalRay) -> None:
         late = r"actor 2 \(pid \d+ on \S+; envs 4 to 5\) has taken more than rollout_timeout=0.01 s; it is killed"
         with self.collector(rollout_timeout=0.01, on_worker_failure="raise") as collector:
@@ -462,39 +490,6 @@ class TestEvaluation:
             with DummyVectorEnv(cartpoles(1)) as venv:
                 assert len(collector.evaluate(2, eval_env=venv).returns) == 2
                 venv.reset()
-
-
-REFUSED = (
-    ({"num_actors": 0}, ValueError, "num_actors must be an integer of at least 1"),
-    ({"straggler_timeout": 1.0, "sync": False}, ValueError, "straggler_timeout needs sync=True"),
-    ({"max_in_flight": 2}, ValueError, "max_in_flight above 1 needs sync=False"),
-    ({"max_bytes_in_flight": 0}, ValueError, "max_bytes_in_flight must be an integer of at least 1"),
-    ({"policy_device": "cuda"}, ValueError, r"num_gpus is 0: pass actors=ActorConfig\(num_gpus=1\)"),
-    ({"create_env_kwargs": [{}, {}, {}]}, ValueError, "3 entries for 2 actors"),
-    ({"info_keys": "x"}, TypeError, r"info_keys are the names of entries"),
-    ({"interruptor": None}, TypeError, r"no arguments \['interruptor'\]"),
-    ({"num_cpus": 2, "resources": {}}, TypeError, r"pass actors=ActorConfig\(num_cpus=..., resources=...\)"),
-    ({"make_venv": "CartPole-v1"}, TypeError, "make_venv must be a callable"),
-    ({"policy": SimpleNamespace(env_num=1)}, TypeError, "make_venv comes"),
-    ({"make_venv": SimpleNamespace(step=None)}, TypeError, "must be a callable that makes a vector"),
-    ({}, ImportError, r'pip install "vecenv\[ray\]"'),
-)
-
-
-def test_wrong_arguments_are_refused_before_ray_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "ray", None)
-    for arguments, error, message in REFUSED:
-        options = {"make_venv": cartpoles(1), "num_actors": 2, "frames_per_batch": 20, **arguments}
-        with pytest.raises(error, match=message):
-            RayCollector(options.pop("make_venv"), options.pop("policy", None), **options)
-    for name, value, message in (
-        ("on_worker_failure", "ignore", 'must be "restart", "drop" or "raise"'),
-        ("rollout_timeout", 0, "rollout_timeout must be a positive number of seconds or None"),
-        ("max_restarts", 0, "max_restarts must be an integer of at least 1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ActorConfig(**{name: value})
 
 
 def test_the_table_has_a_row_for_each_actor_and_their_sum() -> None:

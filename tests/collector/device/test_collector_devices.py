@@ -12,8 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from collector import SyncDataCollector  # noqa: E402
-from collector.device.tensors import resolve_device  # noqa: E402
+from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
 from tests.support.backends import FULL  # noqa: E402
 from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, kinds, lean  # noqa: E402
 from tests.support.devices import ACCELERATOR, SIM, needs_accelerator, needs_cuda, needs_sim  # noqa: E402
@@ -44,89 +43,84 @@ def course(collector: Any) -> list[Any]:
     return batches
 
 
-@pytest.mark.parametrize(("backend", "copy"), [(ShmemVectorEnv, False), pytest.param(DummyVectorEnv, True, marks=FULL)])
-@kinds
+@pytest.mark.parametrize("kind", [SyncDataCollector, pytest.param(AsyncDataCollector, marks=FULL)])
 @needs_accelerator
-def test_the_data_is_that_of_a_policy_on_arrays(backend: Any, kind: type, copy: bool) -> None:
+def test_the_data_is_that_of_a_policy_on_arrays(kind: type) -> None:
     """And what the policy has seen is what is stored, also where the device reads the memory that workers write to."""
-    collector = kind(backend(cartpoles(3), copy=copy), Lean(), policy_device=ACCELERATOR, frames_per_batch=60)
-    plain = kind(backend(cartpoles(3)), lean, frames_per_batch=60)
-    for batch, want in zip(course(collector), course(plain), strict=True):
-        assert_equal(arrays(batch), arrays(want))
+    found = []
+    for policy, options in ((lean, {}), (Lean(), {}), (Lean(), {"storing_device": ACCELERATOR})):
+        options |= {"policy_device": ACCELERATOR} if policy is not lean else {}
+        found.append(course(kind(ShmemVectorEnv(cartpoles(3), copy=False), policy, frames_per_batch=60, **options)))
+    for plain, batch, stored in zip(*found, strict=True):
+        assert_equal(arrays(batch), arrays(plain))
         np.testing.assert_array_equal(batch.extras["seen"], batch.obs)
+        for name, column in arrays(stored).items():
+            assert column.device.type == ACCELERATOR, name
+        assert_equal({name: column.cpu().numpy() for name, column in arrays(stored).items()}, arrays(plain))
 
 
 @kinds
 @needs_accelerator
 def test_new_weights_are_used_from_the_next_batch_on(kind: type) -> None:
-    with kind(DummyVectorEnv(cartpoles(3)), Lean(), policy_device=ACCELERATOR, frames_per_batch=30) as collector:
-        collector.rollout()
-        collector.update_policy_weights_({"bound": torch.tensor(-9.0)})  # below every angle
-        first, second = collector.rollout(), collector.rollout()
-    # What was chosen before the update keeps its version.
-    for batch in (first, second):
-        new = batch.policy_version == 1
-        assert (batch.action[new] == 1).all()
-    assert (second.policy_version == 1).all()
+    """Weights that are passed, and the weights of the policy, of which the collector has a copy on the device."""
+    policy = Lean()
+    with kind(DummyVectorEnv(cartpoles(3)), policy, policy_device=ACCELERATOR, frames_per_batch=30) as collector:
+        for update, value in (({"bound": torch.tensor(-9.0)}, 1), (None, 0)):  # below and above every angle
+            collector.rollout()
+            with torch.no_grad():
+                policy.bound.fill_(9.0)
+            version = collector.policy_version + 1
+            collector.update_policy_weights_(update)
+            first, second = collector.rollout(), collector.rollout()
+            for batch in (first, second):  # what was chosen before the update keeps its version
+                assert (batch.action[batch.policy_version == version] == value).all()
+            assert (second.policy_version == version).all()
+        assert policy.bound.device.type == "cpu"
+
+
+class Counts:
+    """Recurrent policy that returns its state and the envs of its rows."""
+
+    def __call__(self, obs: Any, state: Any, env_id: Any) -> dict[str, Any]:
+        state = torch.zeros(len(obs), 1, device=obs.device) if state is None else state
+        return {"action": torch.zeros_like(obs[:, 0]), "seen": state[:, 0], "id": env_id, "state": state + 1}
+
+
+class CountsFromFive(Counts):
+    def initial_state(self, k: int) -> Any:
+        return torch.full((k, 1), 5.0, device=ACCELERATOR)
 
 
 @kinds
 @needs_accelerator
-def test_batches_are_tensors_on_the_storing_device(kind: type) -> None:
-    found = []
-    for options in ({"storing_device": ACCELERATOR}, {}):
-        venv = DummyVectorEnv(cartpoles(3))
-        with kind(venv, Lean(), policy_device=ACCELERATOR, frames_per_batch=30, **options) as collector:
-            collector.set_seed(1)
-            found.append(collector.rollout())
-    stored, plain = found
-    for name, column in arrays(stored).items():
-        assert column.device == resolve_device(ACCELERATOR), name
-    assert_equal({name: column.cpu().numpy() for name, column in arrays(stored).items()}, arrays(plain))
-
-
-class TestRowsOfAPolicy:
-    """The envs of the rows and the state of a recurrent policy need no wait of their own."""
-
-    @kinds
-    @needs_accelerator
-    @pytest.mark.parametrize("first", [None, 5])
-    def test_they_go_the_way_of_the_observations(self, kind: Any, first: int | None) -> None:
-        class Counts:
-            def __call__(self, obs: Any, state: Any, env_id: Any) -> dict[str, Any]:
-                state = torch.zeros(len(obs), 1, device=obs.device) if state is None else state
-                seen = {"seen": state[:, 0], "id": env_id}
-                return {"action": torch.zeros_like(obs[:, 0]), **seen, "state": state + 1}
-
-        if first is not None:
-            Counts.initial_state = lambda self, k: torch.full((k, 1), float(first), device=ACCELERATOR)  # type: ignore[attr-defined]
-        options: dict[str, Any] = {"frames_per_batch": 12, "policy_device": ACCELERATOR}
-        with kind(DummyVectorEnv(countdowns(2, 3, 7)), Counts(), **options) as collector:
-            batches = [collector.rollout().flatten() for _ in range(4)]
-            if SIM is not None and kind is SyncDataCollector:
-                SIM.counts.clear()
-                batches.append(collector.rollout().flatten())
-                assert SIM.counts["waits"] == 4
-            collector.reset([1])
-            batches.append(collector.rollout().flatten())
-            batches.append(collector.collect(n_episode=4).batch.flatten())
-        for batch in batches:
-            np.testing.assert_array_equal(batch.extras["seen"], batch.step_count + (first or 0))
-            np.testing.assert_array_equal(batch.extras["id"], batch.env_ids)
-
-    @needs_sim
-    def test_a_state_stays_there_and_needs_nothing_in_mid_episode(self) -> None:
-        def count(obs: Any, state: Any) -> Any:
-            state = torch.ones(len(obs), 4, device=obs.device) if state is None else state + 1
-            return torch.zeros_like(obs[:, 0]), state
-
-        venv = DummyVectorEnv(countdowns(100, 100, 100))
-        with SyncDataCollector(venv, count, frames_per_batch=15, policy_device="sim") as collector:
-            collector.rollout()
+@pytest.mark.parametrize(("policy", "begin"), [(Counts, 0), (CountsFromFive, 5)])
+def test_states_and_ids_go_the_way_of_the_observations(kind: Any, policy: Any, begin: int) -> None:
+    """They need no wait of their own."""
+    options: dict[str, Any] = {"frames_per_batch": 12, "policy_device": ACCELERATOR}
+    with kind(DummyVectorEnv(countdowns(2, 3, 7)), policy(), **options) as collector:
+        batches = [collector.rollout().flatten() for _ in range(4)]
+        if SIM is not None and kind is SyncDataCollector:
             SIM.counts.clear()
-            collector.rollout()
-        del SIM.counts["upload_bytes"], SIM.counts["download_bytes"]
-        assert SIM.counts == {"uploads": 5, "downloads": 5, "waits": 5}
+            batches.append(collector.rollout().flatten())
+            assert SIM.counts["waits"] == 4
+        collector.reset([1])
+        batches.append(collector.rollout().flatten())
+        batches.append(collector.collect(n_episode=4).batch.flatten())
+    for batch in batches:
+        np.testing.assert_array_equal(batch.extras["seen"], batch.step_count + begin)
+        np.testing.assert_array_equal(batch.extras["id"], batch.env_ids)
+
+
+@needs_sim
+def test_a_state_stays_on_the_device_and_needs_nothing_in_mid_episode() -> None:
+    def count(obs: Any, state: Any) -> Any:
+        return torch.zeros_like(obs[:, 0]), torch.ones(len(obs), 4, device=obs.device) if state is None else state + 1
+
+    with SyncDataCollector(countdowns(100, 100, 100), count, frames_per_batch=15, policy_device="sim") as collector:
+        collector.rollout()
+        SIM.counts.clear()
+        collector.rollout()
+    assert [SIM.counts[name] for name in ("uploads", "downloads", "waits")] == [5, 5, 5]
 
 
 @FULL
@@ -149,21 +143,6 @@ def test_a_faster_policy_gives_the_same_data(name: str, faster: dict[str, Any]) 
     for batch, want in zip(*found, strict=True):
         assert_equal(arrays(batch), arrays(want))
         np.testing.assert_array_equal(batch.extras["seen"], batch.obs)
-
-
-@needs_accelerator
-@kinds
-def test_a_module_on_another_device_is_copied_and_the_copy_is_updated_on_request(kind: type) -> None:
-    policy = Lean()
-    with kind(cartpoles(3), policy, frames_per_batch=30, policy_device=ACCELERATOR) as collector:
-        collector.rollout()
-        with torch.no_grad():
-            policy.bound.fill_(-9.0)
-        collector.rollout()
-        collector.update_policy_weights_()
-        collector.rollout()
-        assert policy.bound.device.type == "cpu"
-        assert (collector.rollout().action == 1).all()
 
 
 @pytest.mark.guarantee("G9.14")

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 torch = pytest.importorskip("torch")
 
 
+from collector import ExplorationType  # noqa: E402
+from collector.device.math_libraries import rows_are_exact  # noqa: E402
 from collector.device.tensors import (  # noqa: E402
     Transfer,
-    as_tensor,
     has_float64,
     moved,
     resolve_device,
     to_device,
 )
+from collector.policy.policy_call import PolicyCall, signature_of  # noqa: E402
 from tests.support.devices import (  # noqa: E402
     ACCELERATOR,
     FOUND,
@@ -66,11 +70,8 @@ class TestStagedRounds:
             kept.append(tensors["a"])
         for tensor, array in zip(kept, arrays, strict=True):  # they belong to the caller, and never change later
             np.testing.assert_array_equal(tensor.cpu().numpy(), array)
-
-    @needs_accelerator
-    def test_bfloat16_comes_back_as_float32(self) -> None:
         given = torch.full((8,), 1 / 3, dtype=torch.bfloat16, device=ACCELERATOR)
-        back = transfer().to_numpy({"x": given})["x"]
+        back = ours.to_numpy({"x": given})["x"]
         assert back.dtype == np.float32
         np.testing.assert_array_equal(back, given.float().cpu().numpy())
 
@@ -158,52 +159,90 @@ class TestCuda:
                 assert (back == rows(8, seed=seed) + 1).all()
 
 
-class TestModules:
-    def test_one_that_lives_elsewhere_is_copied_and_the_original_left_alone(self) -> None:
-        """The copy draws from the generators that the user seeds."""
+def test_a_module_that_lives_elsewhere_is_copied_and_the_original_left_alone() -> None:
+    """The copy draws from the generators that the user seeds."""
 
-        class Noisy(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.generator = torch.Generator()
-                self.net = torch.nn.Linear(4, 2)
+    class Noisy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = torch.Generator()
+            self.net = torch.nn.Linear(4, 2)
 
-        module = torch.nn.Sequential(Noisy())
-        assert moved(module, torch.device("cpu")) is module
-        copied = moved(module, torch.device("meta"))
-        assert copied is not module
-        assert copied[0].generator is module[0].generator
-        assert (module[0].net.weight.device.type, copied[0].net.weight.device.type) == ("cpu", "meta")
+    module = torch.nn.Sequential(Noisy())
+    assert moved(module, torch.device("cpu")) is module
+    copied = moved(module, torch.device("meta"))
+    assert copied[0].generator is module[0].generator
+    assert (module[0].net.weight.device.type, copied[0].net.weight.device.type) == ("cpu", "meta")
 
 
-class TestConversions:
-    def test_read_only_arrays_are_copied(self) -> None:
-        array = rows(4)
-        array.flags.writeable = False
-        tensor = as_tensor(array)
-        tensor += 1
-        np.testing.assert_array_equal(array, rows(4))
-
-    @devices
-    def test_trees_move_as_a_whole(self, device: str) -> None:
-        tensors = to_device({"a": rows(2), "b": (rows(3),)}, device)
-        assert tensors["b"][0].device.type == device
-        np.testing.assert_array_equal(tensors["a"].cpu(), rows(2))
+@devices
+def test_trees_move_as_a_whole_and_read_only_arrays_are_copied(device: str) -> None:
+    array = rows(2)
+    array.flags.writeable = False
+    tensors = to_device({"a": array, "b": (rows(3),)}, device)
+    assert tensors["b"][0].device.type == device
+    tensors["a"] += 1
+    np.testing.assert_array_equal(tensors["a"].cpu(), array + 1)
+    np.testing.assert_array_equal(array, rows(2))
 
 
-class TestDevices:
-    def test_auto_is_an_accelerator_where_there_is_one(self) -> None:
-        assert resolve_device("auto").type == (ACCELERATOR if FOUND else "cpu")
-        assert resolve_device("cpu") == torch.device("cpu")
+def test_auto_is_an_accelerator_where_there_is_one() -> None:
+    assert resolve_device("auto").type == (ACCELERATOR if FOUND else "cpu")
+    assert resolve_device("cpu") == torch.device("cpu")
 
-    @pytest.mark.parametrize("name", ["cuda:99", "xpu", "mps", "tpu", f"{ACCELERATOR}:99"])
-    def test_a_device_that_is_not_there_is_an_error(self, name: str) -> None:
-        if FOUND and name == ACCELERATOR:
-            pytest.skip("there is one")
-        kind = name.partition(":")[0].upper()
-        with pytest.raises(ValueError, match=rf"no device {name}: PyTorch sees \d+ {kind} devices"):
-            resolve_device(name)
 
-    @needs_accelerator
-    def test_an_accelerator_gets_its_index(self) -> None:
-        assert resolve_device(ACCELERATOR) == torch.device(ACCELERATOR, torch.accelerator.current_device_index())
+@needs_accelerator
+def test_an_accelerator_gets_its_index_and_others_are_refused() -> None:
+    assert resolve_device(ACCELERATOR) == torch.device(ACCELERATOR, torch.accelerator.current_device_index())
+    with pytest.raises(
+        ValueError, match=rf"no device {ACCELERATOR}:99: PyTorch sees \d+ {ACCELERATOR.upper()} devices"
+    ):
+        resolve_device(f"{ACCELERATOR}:99")
+
+
+def test_the_test_of_exact_rows_ignores_the_default_device() -> None:
+    with torch.device("meta"):
+        assert rows_are_exact.__wrapped__(1, torch.device("cpu"))
+
+
+# CUDA graphs, of which a machine without CUDA can only show the calls.
+
+
+@pytest.mark.parametrize("form", ["distribution", "state", "tensordict"])
+def test_graphs_are_those_of_tensordict_in_rounds_of_all_rows(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each exploration type has a graph, which returns only tensors. Rounds with fewer rows use no graph."""
+    made: list[Any] = []
+    nn = pytest.importorskip("tensordict.nn")
+
+    class Graph:
+        def __init__(self, policy: Any, **options: Any) -> None:
+            self.policy, self.options, self.sizes = policy, options, []
+            made.append(self)
+
+        def __call__(self, *args: Any, **named: Any) -> Any:
+            self.sizes.append(len(args[0]))
+            output = self.policy(*args, **named)
+            assert form == "tensordict" or {type(each) for each in output.values()} == {torch.Tensor}
+            return output
+
+    monkeypatch.setattr(nn, "CudaGraphModule", Graph)
+    policies: dict[str, Any] = {
+        "distribution": lambda obs: torch.distributions.Categorical(logits=torch.stack([obs[:, 2], -obs[:, 2]], 1)),
+        "state": lambda obs, state: ((obs[:, 2] < 0).long(), torch.zeros(len(obs)) if state is None else state),
+        "tensordict": nn.TensorDictModule(lambda x: (x[:, 2] < 0).long(), ["observation"], ["action"]),
+    }
+    signature = signature_of(policies[form], spaces.Box(-9, 9, (4,)))
+    call = PolicyCall(policies[form], signature, 4, ExplorationType.MODE, cudagraph={"warmup": 1})
+    obs = torch.randn(4, 4)
+    for k, wanted in ((4, "mode"), (3, "mode"), (4, "mode"), (4, "random"), (4, "mode")):
+        call.exploration = ExplorationType(wanted)
+        ids = call.rows_of(np.arange(k))
+        inputs = (obs[:k], tuple(map(torch.from_numpy, ids)), {}) if call.wants_rows else obs[:k]
+        action = call(inputs)["action"]
+        assert action.shape == (k,)
+        assert wanted == "random" or torch.equal(action, (obs[:k, 2] < 0).long())
+    assert [graph.sizes for graph in made] == [[4, 4, 4], [4]]
+    assert [graph.options for graph in made] == [{"warmup": 1}] * 2
+    monkeypatch.setitem(sys.modules, "tensordict.nn", None)
+    with pytest.raises(ImportError, match="cudagraph_policy needs tensordict: pip install"):
+        PolicyCall(policies[form], signature, 4, ExplorationType.MODE, cudagraph={})

@@ -1,4 +1,4 @@
-"""Run the tests that are marked `accelerator` on `sim`, each part in a process of its own (see sim_device.py)."""
+"""Run the tests that are marked `accelerator` on `sim`, in a process of its own (see sim_device.py)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,9 @@ from torch.utils import backend_registration  # noqa: E402
 from tests.support.backends import FULL  # noqa: E402
 from tests.support.paths import ROOT  # noqa: E402
 
-DEVICE = "tests/collector/device"
-PARTS = {
-    "the data of collectors": [f"{DEVICE}/test_accelerator.py"],
-    "tests that also run on a GPU": [
-        f"{DEVICE}/test_collector_devices.py",
-        f"{DEVICE}/test_device.py",
-        f"{DEVICE}/test_sim_device.py",
-        f"{DEVICE}/test_torch_vector_env.py",
-        "tests/collector/test_collector_copies.py",
-        "tests/collector/test_collector_transforms.py",
-    ],
-}
+TESTS = sorted(
+    str(path) for path in (ROOT / "tests/collector").rglob("test_*.py") if "tests.support.devices" in path.read_text()
+)
 
 
 @pytest.mark.skipif(
@@ -35,27 +26,13 @@ PARTS = {
 )
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("part", "tier"),
-    [
-        *((part, "not full and not ray") for part in PARTS),
-        *(pytest.param(part, "full", marks=FULL) for part in PARTS),
-        pytest.param("the data of collectors", "ray", marks=pytest.mark.ray),
-    ],
+    "tier",
+    ["not full and not ray", pytest.param("full", marks=FULL), pytest.param("ray", marks=pytest.mark.ray)],
 )
-def test_on_the_simulated_device(part: str, tier: str) -> None:
-    arguments = [
-        "-q",
-        "-p",
-        "tests.support.sim_device",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-m",
-        f"accelerator and {tier}",
-    ]
+def test_on_the_simulated_device(tier: str) -> None:
+    options = ["-q", "-p", "tests.support.sim_device", "-p", "no:cacheprovider", "-p", "no:xdist"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", *arguments, *PARTS[part]]
+    command = [sys.executable, "-m", "pytest", *options, "-m", f"accelerator and {tier}", *TESTS]
     ran = subprocess.run(command, cwd=ROOT, env=environ | {"MKL_CBWR": "AUTO"}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert " passed" in ran.stdout

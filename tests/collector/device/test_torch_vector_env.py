@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -13,27 +15,16 @@ torch = pytest.importorskip("torch")
 from gymnasium import spaces  # noqa: E402
 
 from collector import MLPPolicy, SyncDataCollector, TorchVectorEnv  # noqa: E402
-from collector.device.math_libraries import rows_are_exact  # noqa: E402
-from collector.device.tensors import resolve_device  # noqa: E402
 from tests.support.backends import FULL  # noqa: E402
 from tests.support.cases import Records, Writes, counting, playing  # noqa: E402
-from tests.support.devices import ACCELERATOR, SIM, devices, needs_accelerator, needs_sim  # noqa: E402
+from tests.support.devices import ACCELERATOR, SIM, devices, needs_sim  # noqa: E402
 from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest  # noqa: E402
+from vecenv.testing import RaisesOnStep  # noqa: E402
 from vecenv.transforms import RewardSum, VecNorm  # noqa: E402
-
-rows = pytest.mark.parametrize(
-    ("backend", "copy", "form"),
-    [
-        (DummyVectorEnv, True, "dict"),
-        (ShmemVectorEnv, False, "dict"),
-        pytest.param(DummyVectorEnv, False, "array", marks=FULL),
-        pytest.param(ShmemVectorEnv, True, "array", marks=FULL),
-    ],
-)
 
 
 def same(tensors: Any, arrays: Any) -> None:
-    """The same trees, with the same dtypes and values."""
+    """Check that the trees have the same dtypes and values."""
     pairs = list(zip(nest.leaves(tensors), nest.leaves(arrays), strict=True))
     assert pairs
     for tensor, array in pairs:
@@ -43,34 +34,65 @@ def same(tensors: Any, arrays: Any) -> None:
         np.testing.assert_array_equal(back, array)
 
 
+@contextmanager
+def tensors_and_arrays(device: str, backend: Any = DummyVectorEnv, form: str = "dict", **options: Any) -> Iterator[Any]:
+    """Yield a vector env with tensors, and a vector env with arrays of the same envs."""
+    with backend(counting(3, form=form), **options) as inner, DummyVectorEnv(counting(3, form=form)) as plain:
+        yield TorchVectorEnv(inner, device, reward_dtype=torch.float64), plain
+
+
 @devices
 class TestSameAsArrays:
-    @rows
-    def test_reset_and_step_of_all_and_of_some(self, backend: Any, device: str, form: str, copy: bool) -> None:
-        with (
-            backend(counting(3, form=form), copy=copy) as inner,
-            DummyVectorEnv(counting(3, form=form)) as plain,
-        ):
-            venv = TorchVectorEnv(inner, device, reward_dtype=torch.float64)
-            (obs, info), (expected, expected_info) = venv.reset(seed=5), plain.reset(seed=5)
-            same(obs, expected)
-            assert info.tolist() == expected_info.tolist()
-            for i in range(12):
+    @pytest.mark.parametrize(
+        ("backend", "copy", "form"),
+        [
+            (ShmemVectorEnv, False, "dict"),
+            pytest.param(DummyVectorEnv, False, "array", marks=FULL),
+            pytest.param(ShmemVectorEnv, True, "array", marks=FULL),
+        ],
+    )
+    def test_calls_of_all_envs_and_of_some_return_what_never_changes_later(
+        self, backend: Any, device: str, form: str, copy: bool
+    ) -> None:
+        """Also if a second object steps the same envs. On the CPU, `copy=False` gives memory that workers overwrite."""
+        later: list[Any] = []
+
+        def compare(got: Any, want: Any) -> None:
+            if copy or device != "cpu":
+                later.append((got, want))
+            else:
+                check(got, want)
+
+        def check(got: Any, want: Any) -> None:
+            same(tuple(got[:-1]), tuple(want[:-1]))
+            assert got[-1].tolist() == want[-1].tolist()
+            assert {leaf.device.type for leaf in nest.leaves(tuple(got[:-1]))} == {torch.device(device).type}
+
+        with tensors_and_arrays(device, backend, form, copy=copy) as (venv, plain):
+            other = venv.to(device)
+            assert other is not venv
+            assert other.venv is venv.venv
+            compare(venv.reset(seed=5), plain.reset(seed=5))
+            for i in range(20):
+                one = other if i % 7 == 6 else venv
                 ids = [None, [2, 0], [1], None][i % 4]
                 action = torch.arange(len(ids or range(3)), device=device) + i
                 where = ids if ids is None or i % 8 < 4 else torch.tensor(ids, device=device)
-                got, want = venv.step(action, where), plain.step(action.cpu().numpy(), ids)
-                same(got[:4], want[:4])
-                assert got[4].tolist() == want[4].tolist()
-                assert {leaf.device for leaf in nest.leaves(got[:4])} == {resolve_device(device)}
+                if i % 5 == 3:
+                    one.send(action, where)
+                    got = one.recv()
+                else:
+                    got = one.step(action, where)
+                compare(got, plain.step(action.cpu().numpy(), ids))
                 done = got[2] | got[3]
                 if done.any():
                     over = (torch.arange(3, device=device) if ids is None else torch.tensor(ids, device=device))[done]
-                    same(venv.reset(over)[0], plain.reset(over.cpu().numpy())[0])
+                    compare(one.reset(over), plain.reset(over.cpu().numpy()))
+            for pair in later:
+                check(*pair)
 
     def test_masks_of_resets_may_be_tensors(self, device: str) -> None:
-        with DummyVectorEnv(counting(3)) as inner, DummyVectorEnv(counting(3)) as plain:
-            venv = TorchVectorEnv(inner, device)
+        with tensors_and_arrays(device, form="array") as (venv, plain):
             venv.reset(), plain.reset()
             mask = torch.tensor([True, False, True], device=device)
             got = venv.step(torch.ones(3, dtype=torch.int64, device=device), reset=mask)
@@ -80,19 +102,15 @@ class TestSameAsArrays:
     def test_async_steps_come_as_they_finish(self, device: str) -> None:
         with TorchVectorEnv(DummyVectorEnv(counting(4), wait_num=2), device) as venv:
             venv.reset()
-            venv.send(torch.arange(4, device=device))
-            seen = []
-            while venv.waiting_id:
-                obs, _, _, _, info = venv.recv()
-                ids = [row["env_id"] for row in info]
-                assert obs[:, 0].tolist() == ids
-                assert obs[:, 4].tolist() == ids  # the action
-                seen += ids
-            assert sorted(seen) == [0, 1, 2, 3]
-            steps = [venv.step(torch.arange(4, device=device))]
-            while venv.waiting_id:
-                steps.append(venv.step(None))
-            assert sorted(i for step in steps for i in step[0][:, 0].tolist()) == [0, 1, 2, 3]
+            for begin in (list, lambda: [venv.step(torch.arange(4, device=device))]):
+                steps = begin()
+                if not steps:
+                    venv.send(torch.arange(4, device=device))
+                while venv.waiting_id:
+                    steps.append(venv.step(None))
+                for obs, *_, info in steps:  # columns 0 and 4 are the env and the action
+                    assert obs[:, 0].tolist() == obs[:, 4].tolist() == [row["env_id"] for row in info]
+                assert sorted(i for step in steps for i in step[0][:, 0].tolist()) == [0, 1, 2, 3]
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
     def test_rewards_have_the_dtype_that_was_chosen(self, device: str, dtype: torch.dtype) -> None:
@@ -110,105 +128,55 @@ class TestSameAsArrays:
             with TorchVectorEnv(DummyVectorEnv(playing(space, [np.ones(2, dtype)])), device) as venv:
                 same(venv.reset()[0], np.ones((1, 2), dtype))
 
-    def test_what_is_returned_never_changes_later(self, device: str) -> None:
-        with TorchVectorEnv(ShmemVectorEnv(counting(3)), device) as venv:
-            kept = [venv.reset()[0]]
-            before = [kept[0].clone()]
-            for i in range(6):
-                obs = venv.step(torch.full((3,), i, device=device))[0]
-                kept.append(obs)
-                before.append(obs.clone())
-            assert all(torch.equal(now, then) for now, then in zip(kept, before, strict=True))
-            assert len({obs.data_ptr() for obs in kept}) == len(kept)
-
-
-class TestActions:
-    @devices
-    @pytest.mark.parametrize("grad", [False, True])
-    def test_boxes_from_any_device_with_or_without_a_gradient(self, device: str, grad: bool) -> None:
-        with TorchVectorEnv(DummyVectorEnv([lambda: Writes(spaces.Box(-9, 9, (2,), np.float32))] * 2), device) as venv:
-            venv.reset()
-            action = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device, requires_grad=grad)
-            given = action.detach().clone()
-            same(venv.step(action)[0], given.cpu().numpy())
-            assert torch.equal(action.detach(), given)  # the env wrote over its own copy
-            same(venv.step(list(given))[0], given.cpu().numpy())
-            same(venv.step(given.cpu())[0], given.cpu().numpy())
-            same(venv.step(given.cpu().numpy())[0], given.cpu().numpy())
-
-    @devices
-    def test_dicts_of_tensors(self, device: str) -> None:
-        space = spaces.Dict({"x": spaces.Box(-9, 9, (2,), np.float32), "n": spaces.Discrete(3)})
+    def test_actions_may_come_from_any_device_and_have_a_gradient(self, device: str) -> None:
+        space = spaces.Box(-9, 9, (2,), np.float32)
         with TorchVectorEnv(DummyVectorEnv([lambda: Writes(space)] * 2), device) as venv:
             venv.reset()
-            x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device)
-            same(venv.step({"x": x, "n": torch.tensor([0, 2], device=device)})[0], x.cpu().numpy())
+            action = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device, requires_grad=True)
+            given = action.detach().clone()
+            same(venv.step(action)[0], given.cpu().numpy())
+            assert torch.equal(action.detach(), given), "the env wrote over its own copy"
+            for form in (list(given), given, given.cpu(), given.cpu().numpy()):
+                same(venv.step(form)[0], np.array([[1, 2], [3, 4]], np.float32))
 
-    @devices
-    def test_a_tuple_of_batches_for_a_tuple_space(self, device: str) -> None:
-        space = spaces.Tuple([spaces.Discrete(9), spaces.Discrete(9)])
-        with TorchVectorEnv(DummyVectorEnv([lambda: Records(space)] * 2), device) as venv:
-            venv.reset()
-            venv.step((torch.tensor([1, 2], device=device), torch.tensor([3, 4], device=device)))
-            assert venv.get_env_attr("actions") == [[(1, 3)], [(2, 4)]]
-
-    def test_a_wrong_number_is_refused_before_anything_is_sent(self) -> None:
-        with TorchVectorEnv(DummyVectorEnv(counting(2)), "cpu") as venv:
-            venv.reset()
-            with pytest.raises(ValueError, match="got 3 actions for 2 envs"):
-                venv.step(torch.zeros(3, dtype=torch.int64))
-            assert venv.step(torch.zeros(2, dtype=torch.int64))[0][:, 2].tolist() == [1, 1]
-
-
-class TestOnTheCpu:
-    @pytest.mark.guarantee("G4.7")
-    def test_nothing_is_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with DummyVectorEnv(counting(2)) as inner:
-            venv, results = TorchVectorEnv(inner, "cpu"), []
-            step = inner.step
-            monkeypatch.setattr(inner, "step", lambda *args: results.append(step(*args)) or results[-1])
-            venv.reset()
-            obs, _, terminated, truncated, _ = venv.step(torch.zeros(2, dtype=torch.int64))
-            for tensor, array in zip((obs, terminated, truncated), (results[0][i] for i in (0, 2, 3)), strict=True):
-                assert tensor.data_ptr() == array.ctypes.data
-
-
-class TestRounds:
-    @needs_sim
-    def test_a_step_is_one_copy_a_leaf_and_one_wait(self) -> None:
-        with TorchVectorEnv(DummyVectorEnv(counting(3, form="dict")), ACCELERATOR) as venv:
-            venv.reset()
-            actions = [torch.full((3,), i, device=ACCELERATOR) for i in range(4)]
-            for action in actions:
-                SIM.counts.clear()
-                obs = venv.step(action)[0]
-            counts = SIM.counts
-            assert (counts["downloads"], counts["waits"]) == (1, 1)
-            assert counts["uploads"] == len(list(nest.leaves(obs))) + 3
-
-    @needs_accelerator
-    @pytest.mark.parametrize("copy", [False, pytest.param(True, marks=FULL)])
-    def test_envs_write_nothing_that_is_still_being_copied(self, copy: bool) -> None:
-        """Nor does a second object around the same envs."""
-        with (
-            TorchVectorEnv(ShmemVectorEnv(counting(3, form="dict"), copy=copy), ACCELERATOR) as venv,
-            DummyVectorEnv(counting(3, form="dict")) as plain,
+    def test_actions_may_be_trees(self, device: str) -> None:
+        one, two = torch.tensor([0, 2], device=device), torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device)
+        for space, action, expected in (
+            (spaces.Tuple([spaces.Discrete(9), spaces.Discrete(9)]), (one, one + 1), [(0, 1), (2, 3)]),
+            (spaces.Dict(x=spaces.MultiDiscrete([9, 9]), n=spaces.Discrete(3)), {"x": two.long(), "n": one}, None),
         ):
-            other = venv.to(ACCELERATOR)
-            assert other is not venv
-            assert other.venv is venv.venv
-            got, want = [venv.reset()[0]], [plain.reset()[0]]
-            for i in range(20):
-                actions, one = torch.full((3,), i), (venv, other)[i % 7 == 6]
-                if i % 5 == 4:
-                    got.append(one.reset()[0]), want.append(plain.reset()[0])
-                elif i % 5 == 3:
-                    one.send(actions)
-                    got.append(one.recv()[0]), want.append(plain.step(actions.numpy())[0])
-                else:
-                    got.append(one.step(actions)[0]), want.append(plain.step(actions.numpy())[0])
-            for tensors, arrays in zip(got, want, strict=True):
-                same(tensors, arrays)
+            with TorchVectorEnv(DummyVectorEnv([lambda space=space: Records(space)] * 2), device) as venv:
+                venv.reset()
+                venv.step(action)
+                got = [actions[0] for actions in venv.get_env_attr("actions")]
+                if expected is None:
+                    got = [(row["x"].tolist(), row["n"]) for row in got]
+                assert got == (expected or [([1, 2], 0), ([3, 4], 2)])
+
+
+@pytest.mark.guarantee("G4.7")
+def test_on_the_cpu_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DummyVectorEnv(counting(2)) as inner:
+        venv, results = TorchVectorEnv(inner, "cpu"), []
+        step = inner.step
+        monkeypatch.setattr(inner, "step", lambda *args: results.append(step(*args)) or results[-1])
+        venv.reset()
+        obs, _, terminated, truncated, _ = venv.step(torch.zeros(2, dtype=torch.int64))
+        for tensor, array in zip((obs, terminated, truncated), (results[0][i] for i in (0, 2, 3)), strict=True):
+            assert tensor.data_ptr() == array.ctypes.data
+
+
+@needs_sim
+def test_a_step_is_one_copy_a_leaf_and_one_wait() -> None:
+    with TorchVectorEnv(DummyVectorEnv(counting(3, form="dict")), ACCELERATOR) as venv:
+        venv.reset()
+        actions = [torch.full((3,), i, device=ACCELERATOR) for i in range(4)]
+        for action in actions:
+            SIM.counts.clear()
+            obs = venv.step(action)[0]
+        counts = SIM.counts
+        assert (counts["downloads"], counts["waits"]) == (1, 1)
+        assert counts["uploads"] == len(list(nest.leaves(obs))) + 3
 
 
 class TestAround:
@@ -232,8 +200,6 @@ class TestAround:
                 venv.step(torch.zeros(3, dtype=torch.int64))
 
     def test_the_errors_of_envs_come_through_and_the_others_results_are_kept(self) -> None:
-        from vecenv.testing import RaisesOnStep
-
         with TorchVectorEnv(DummyVectorEnv([*counting(2), RaisesOnStep]), "cpu") as venv:
             venv.reset()
             with pytest.raises(ValueError, match="boom in step") as caught:
@@ -244,7 +210,7 @@ class TestAround:
     def test_a_gymnasium_vector_env_too(self) -> None:
         envs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3)
         with TorchVectorEnv(envs, "cpu") as venv:
-            obs, _ = venv.reset(seed=3)
+            venv.reset(seed=3)
             obs, rew, terminated, _, info = venv.step(torch.tensor([0, 1, 0]))
             assert obs.shape == (3, 4)
             assert (rew.dtype, rew.tolist()) == (torch.float32, [1, 1, 1])
@@ -265,11 +231,8 @@ class TestDefaultDevice:
             obs, rew, *_ = venv.step(np.zeros(2, np.int64))
             assert {leaf.device.type for leaf in nest.leaves((obs, rew))} == {"cpu"}
 
-    def test_the_test_of_exact_rows(self) -> None:
-        with torch.device("meta"):
-            assert rows_are_exact.__wrapped__(1, torch.device("cpu"))
-
-    def test_a_policy_that_takes_a_tensordict(self) -> None:
+    @pytest.mark.parametrize("options", [{}, {"episode_seeds": [(i, i) for i in range(5)]}])
+    def test_a_policy_that_takes_a_tensordict(self, options: Any) -> None:
         tensordict_nn = pytest.importorskip("tensordict.nn")
         net = torch.nn.Linear(4, 2)
         policy = tensordict_nn.TensorDictModule(
@@ -277,7 +240,7 @@ class TestDefaultDevice:
         )
         with torch.device("meta"):
             env_fns = [lambda: gymnasium.make("CartPole-v1")] * 2
-            with SyncDataCollector(env_fns, policy, frames_per_batch=4) as collector:
+            with SyncDataCollector(DummyVectorEnv(env_fns), policy, frames_per_batch=4, **options) as collector:
                 assert collector.next().frames == 4
 
     def test_the_buffers_of_the_mlp_policy(self) -> None:
@@ -285,39 +248,3 @@ class TestDefaultDevice:
         with torch.device("meta"):
             policy = MLPPolicy(space, space)
         assert {each.device.type for each in policy.state_dict().values()} == {"meta"}
-
-
-class TestBadInput:
-    def test_a_single_env_is_refused(self) -> None:
-        with pytest.raises(
-            TypeError, match=r"got CountingEnv; for a single env, pass DummyVectorEnv\(\[lambda: env\]\)"
-        ):
-            TorchVectorEnv(counting(1)[0](), "cpu")
-
-    def test_two_around_each_other_are_refused(self) -> None:
-        with DummyVectorEnv(counting(1)) as inner, pytest.raises(TypeError, match=r"use its to\(device\)"):
-            TorchVectorEnv(TorchVectorEnv(inner, "cpu"), "cpu")
-
-    def test_observations_that_cannot_be_tensors_are_refused_at_once(self) -> None:
-        with DummyVectorEnv(counting(2, form="object")) as inner, pytest.raises(TypeError, match="no fixed shape"):
-            TorchVectorEnv(inner, "cpu")
-        ragged = [*playing(spaces.Box(0, 1, (2,)), [np.zeros(2)]), *playing(spaces.Box(0, 1, (3,)), [np.zeros(3)])]
-        with DummyVectorEnv(ragged) as inner, pytest.raises(TypeError, match=r"obs of .* all envs share"):
-            TorchVectorEnv(inner, "cpu")
-
-    def test_observations_that_are_not_stacked_are_an_error_that_names_stack_obs(self) -> None:
-        venv = TorchVectorEnv(DummyVectorEnv(counting(2, form="dict"), stack_obs=False), "cpu")
-        with venv, pytest.raises(TypeError, match="stack_obs=True"):
-            venv.reset()
-
-    @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, np.float32])
-    def test_a_reward_dtype_that_numpy_cannot_make_is_refused(self, dtype: Any) -> None:
-        with DummyVectorEnv(counting(1)) as inner, pytest.raises(TypeError, match="reward_dtype must be"):
-            TorchVectorEnv(inner, "cpu", reward_dtype=dtype)
-
-    def test_a_device_that_is_not_there_is_refused(self) -> None:
-        with DummyVectorEnv(counting(1)) as inner:
-            with pytest.raises(ValueError, match="no device cuda:99"):
-                TorchVectorEnv(inner, "cuda:99")
-            with pytest.raises(ValueError, match="no device cuda:99"):
-                TorchVectorEnv(inner, "cpu").to("cuda:99")

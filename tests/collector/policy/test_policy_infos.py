@@ -9,18 +9,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
 from collector import AsyncDataCollector, EpisodeSeeds, SyncDataCollector, rollout
-from collector.cluster.rollout_actor import RolloutActor
-from collector.policy.policy_call import signature_of
-from tests.support.backends import BACKENDS, FULL, ON_RAY
+from tests.support.backends import FULL, ON_RAY
 from tests.support.seeded_envs import Failing, Told
-from vecenv import DummyVectorEnv
+from vecenv import DummyVectorEnv, ShmemVectorEnv
 
 KEYS = ("code", "action_mask", "first")
 
@@ -60,23 +56,22 @@ def episodes(venv: Any, policy: Any) -> list[Any]:
         return [collector.collect(n_episode=7).batch]
 
 
+sync, in_any_order = partial(batches_of, SyncDataCollector), partial(batches_of, AsyncDataCollector)
 LOOPS: dict[str, Callable[[Any, Any], list[Any]]] = {
-    "sync": partial(batches_of, SyncDataCollector),
-    "seeds": partial(batches_of, SyncDataCollector, episode_seeds=EpisodeSeeds(0)),
-    "few seeds": partial(batches_of, SyncDataCollector, episode_seeds=[(number, number) for number in range(14)]),
-    "limit": partial(batches_of, SyncDataCollector, max_frames_per_traj=3),
-    "reset": partial(batches_of, SyncDataCollector, reset_at_each_iter=True),
-    "first frames": partial(batches_of, SyncDataCollector, init_random_frames=48),
-    "async": partial(batches_of, AsyncDataCollector),
-    "async, limit": partial(batches_of, AsyncDataCollector, max_frames_per_traj=3),
-    "async, some": partial(batches_of, AsyncDataCollector),
+    "sync": sync,
+    "seeds": partial(sync, episode_seeds=EpisodeSeeds(0)),
+    "few seeds": partial(sync, episode_seeds=[(number, number) for number in range(14)]),
+    "limit": partial(sync, max_frames_per_traj=3),
+    "reset": partial(sync, reset_at_each_iter=True),
+    "first frames": partial(sync, init_random_frames=48),
+    "async": in_any_order,
+    "async, limit": partial(in_any_order, max_frames_per_traj=3),
+    "async, some": in_any_order,
     "episodes": episodes,
 }
 
 
-@pytest.mark.parametrize(
-    "backend", [BACKENDS[0], BACKENDS[1], *(pytest.param(b, marks=FULL) for b in BACKENDS[2:]), ON_RAY]
-)
+@pytest.mark.parametrize("backend", [DummyVectorEnv, pytest.param(ShmemVectorEnv, marks=FULL), ON_RAY])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_policy_gets_the_infos_of_the_observations_on_which_it_acts(loop: str, policy: str, backend: Any) -> None:
@@ -113,15 +108,6 @@ def test_the_info_of_a_reset_by_the_worker_is_that_of_a_separate_reset(seeds: An
     assert all(keys == seen[0] for keys in seen)
 
 
-def test_in_an_actor_of_a_cluster_too() -> None:
-    actor = RolloutActor(0, 1)
-    options = {"frames_per_batch": 24, "info_keys": KEYS}
-    actor.start(cloudpickle.dumps(([partial(Told, 4)] * 3, by_key, options)), {}, [0], None, 0)
-    _, columns = actor.collect(0, None, False)
-    assert columns["reward"].shape == (8, 3)
-    actor.close()
-
-
 class Late(Told):
     """Env with `speed` in some infos of steps, and never in infos of resets."""
 
@@ -137,54 +123,10 @@ def test_an_entry_is_none_until_an_info_has_it_and_zero_for_the_envs_that_lack_i
         seen.append(None if speed is None else speed.tolist())
         return action_mask.argmax(1) + 2
 
-    with SyncDataCollector(
-        [partial(Late, 5)] * 2, policy, frames_per_batch=10, info_keys=("action_mask", "speed")
-    ) as c:
-        c.next()
-    assert seen == [None, [1, 1], [0, 0], [0, 0], [4, 4]]
-
-
-def test_an_entry_that_the_policy_returns_too_is_refused() -> None:
-    def policy(obs: np.ndarray, code: np.ndarray, action_mask: np.ndarray) -> Any:
-        return {"action": action_mask.argmax(1) + 2, "code": code}
-
-    collector = SyncDataCollector([partial(Told, 5)] * 2, policy, frames_per_batch=10, info_keys=KEYS)
-    with collector, pytest.raises(ValueError, match="info_keys has 'code', which a batch has already"):
+    keys = ("action_mask", "speed")
+    with SyncDataCollector([partial(Late, 5)] * 2, policy, frames_per_batch=10, info_keys=keys) as collector:
         collector.next()
-
-
-class TestSignatures:
-    def test_entries_of_the_observation_take_precedence(self) -> None:
-        space = spaces.Dict({"x": spaces.Discrete(2), "mask": spaces.Discrete(2), "info": spaces.Discrete(2)})
-        found = signature_of(lambda x, mask, info, speed: 0, space, ("mask", "speed"))
-        assert (found.keys, found.named) == (("x", "mask", "info"), ("speed",))
-
-    def test_the_first_parameter_is_the_observation(self) -> None:
-        assert signature_of(lambda info: 0, None, ("info",)) == signature_of(lambda obs: 0, None)
-        assert signature_of(lambda mask: 0, None, ("mask",)) == signature_of(lambda obs: 0, None)
-        assert signature_of(lambda env_id, state: 0, None).named == ("state",)
-
-    def test_without_a_whole_observation_the_first_parameter_may_be_any(self) -> None:
-        space = spaces.Dict({"x": spaces.Discrete(2)})
-        for policy in (lambda state, info, x: 0, lambda *, state, info, x: 0):
-            assert signature_of(policy, space)[:2] == (("x",), ("state", "info"))
-        assert signature_of(lambda *obs, state: 0, space)[:2] == ((), ("state",))
-
-    def test_state_and_env_id_keep_their_meaning(self) -> None:
-        found = signature_of(lambda obs, state, env_id: 0, None, ("state", "env_id"))
-        assert (found.named, found.info_keys) == (("state", "env_id"), ())
-
-    def test_the_error_for_an_unknown_parameter_names_info_keys(self) -> None:
-        with pytest.raises(TypeError, match=r"if info_keys names them, and info_keys is \('speed',\)"):
-            signature_of(lambda obs, mask: 0, None, ("speed",))
-
-    def test_infos_are_refused_in_a_compiled_policy(self) -> None:
-        class Asks(torch.nn.Module):
-            def forward(self, obs: Any, info: Any) -> Any:
-                return obs
-
-        with pytest.raises(ValueError, match="name the entries that the policy needs in info_keys"):
-            SyncDataCollector([partial(Told, 5)], Asks(), frames_per_batch=5, compile_policy=True)
+    assert seen == [None, [1, 1], [0, 0], [0, 0], [4, 4]]
 
 
 def test_rollout_passes_infos() -> None:

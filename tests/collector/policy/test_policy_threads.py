@@ -15,10 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector import SyncDataCollector
-from collector.__main__ import main
-from collector.jobs.job import Job
-from collector.jobs.job_runner import run_job
+from collector import Job, MLPPolicy, SyncDataCollector, run_job
 from tests.support.backends import FULL
 from tests.support.collector_envs import cartpoles, kinds
 from tests.support.ctrl_c import interrupt_at_random
@@ -28,7 +25,6 @@ from vecenv.portability import PORTABLE
 torch = pytest.importorskip("torch")
 
 from collector.device.math_libraries import policy_threads  # noqa: E402
-from collector.policy.mlp import MLPPolicy  # noqa: E402
 
 CALLER = 3
 """Number of threads that the program has set. Differs from torch's default here and from the collector's."""
@@ -77,12 +73,27 @@ def seen_in_batches(policy: Any, batches: int = 1, kind: Any = SyncDataCollector
     return set(policy.seen)
 
 
+def both_counts() -> tuple[int, int]:
+    return torch.get_num_threads(), mkl_threads()
+
+
 class TestInABatch:
     @pytest.mark.guarantee("G10.9")
     @kinds
     def test_a_policy_runs_on_one_thread(self, kind: Any) -> None:
-        policy = Watching(lambda: (torch.get_num_threads(), mkl_threads()))
-        assert seen_in_batches(policy, kind=kind) == {(1, 1)}
+        assert seen_in_batches(Watching(both_counts), kind=kind) == {(1, 1)}
+
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [({"policy_threads": 2}, 2), ({"policy_threads": np.int64(1)}, 1), ({"policy_threads": None}, CALLER)],
+    )
+    def test_a_number_that_is_passed_is_used_and_none_leaves_that_of_the_caller(
+        self, options: Any, expected: int
+    ) -> None:
+        assert seen_in_batches(Watching(), **options) == {expected}
+
+    def test_a_thread_that_is_born_meanwhile_has_the_callers_number(self) -> None:
+        assert seen_in_batches(Watching(lambda: in_a_thread(both_counts))) == {(CALLER, CALLER)}
 
     def test_a_function_of_arrays_and_collect_count_too(self) -> None:
         def collect() -> tuple[set[int], int]:
@@ -102,17 +113,6 @@ class TestInABatch:
         assert in_a_thread(collect) == ({1}, 2), "the thread that collects has its own number back"
         assert torch.get_num_threads() == CALLER
 
-    def test_a_number_that_is_passed_is_used_and_none_leaves_that_of_the_caller(self) -> None:
-        assert seen_in_batches(Watching(), policy_threads=2) == {2}
-        assert seen_in_batches(Watching(), policy_threads=np.int64(1)) == {1}
-        assert seen_in_batches(Watching(), policy_threads=None) == {CALLER}
-
-    def test_a_thread_that_is_born_meanwhile_has_the_callers_number(self) -> None:
-        def look() -> tuple[int, int]:
-            return torch.get_num_threads(), mkl_threads()
-
-        assert seen_in_batches(Watching(lambda: in_a_thread(look))) == {(CALLER, CALLER)}
-
     @FULL
     def test_the_data_do_not_depend_on_the_callers_number(self) -> None:
         terms = torch.rand(1_000_000, generator=torch.Generator().manual_seed(0))
@@ -128,35 +128,28 @@ class TestInABatch:
                 batches.set_seed(0)
                 return batches.rollout().extras["sums"].tobytes()
 
-        assert sums(1, policy_threads=None) != sums(
-            4, policy_threads=None
-        )  # torch's sums depend on the number of threads
+        free = {"policy_threads": None}
+        assert sums(1, **free) != sums(4, **free), "torch's sums depend on the number of threads"
         assert sums(1) == sums(2) == sums(4)
 
 
 class TestOutsideOfABatch:
     @kinds
-    def test_the_callers_number_is_back_between_batches(self, kind: Any) -> None:
-        policy, between = Watching(), []
-        with kind(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8, total_frames=24) as batches:
-            for _ in batches:
-                between.append((torch.get_num_threads(), mkl_threads(), in_a_thread(torch.get_num_threads)))
-        assert set(between) == {(CALLER, CALLER, CALLER)}
-        assert len(between) == 3
-        assert set(policy.seen) == {1}
-
-    def test_postproc_and_on_episode_run_on_the_callers_number(self) -> None:
-        seen: list[int] = []
+    def test_the_callers_number_is_back_between_batches_and_in_callbacks(self, kind: Any) -> None:
+        policy, seen = Watching(), []
 
         def note(given: Any) -> Any:
-            seen.append(torch.get_num_threads())
+            seen.append((*both_counts(), in_a_thread(torch.get_num_threads)))
             return given
 
-        venv = DummyVectorEnv(cartpoles(2))
-        with SyncDataCollector(venv, Watching(), frames_per_batch=8, postproc=note) as batches:
-            batches.next()
+        options = {"frames_per_batch": 8, "postproc": note}
+        with kind(DummyVectorEnv(cartpoles(2)), policy, total_frames=24, **options) as batches:
+            for batch in batches:
+                note(batch)
+        with kind(DummyVectorEnv(cartpoles(2)), policy, **options) as batches:
             batches.collect(n_episode=2, on_episode=note)
-        assert seen == [CALLER] * 3
+        assert seen == [(CALLER, CALLER, CALLER)] * 8
+        assert set(policy.seen) == {1}
 
     @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
     def test_it_is_back_after_an_exception(self, error: type[BaseException]) -> None:
@@ -165,7 +158,7 @@ class TestOutsideOfABatch:
 
         with pytest.raises(error, match="of the policy"):
             seen_in_batches(Watching(fail))
-        assert (torch.get_num_threads(), mkl_threads()) == (CALLER, CALLER)
+        assert both_counts() == (CALLER, CALLER)
 
     @FULL
     def test_it_is_back_after_ctrl_c_at_any_moment(self, ctrl_c: None) -> None:
@@ -174,43 +167,26 @@ class TestOutsideOfABatch:
                 assert torch.get_num_threads() == 1
 
         def check() -> None:
-            assert (torch.get_num_threads(), mkl_threads()) == (CALLER, CALLER)
+            assert both_counts() == (CALLER, CALLER)
 
         assert interrupt_at_random(batch, check, times=300, longest=2e-4) > 0
 
 
-class TestArguments:
-    @kinds
-    def test_what_is_no_count_is_refused(self, kind: Any) -> None:
-        with DummyVectorEnv(cartpoles(2)) as venv:
-            for number in (0, True, 1.5, "2"):
-                error = ValueError if number == 0 else TypeError
-                with pytest.raises(error, match=f"policy_threads must be an integer of at least 1, got {number!r}"):
-                    kind(venv, Watching(), frames_per_batch=8, policy_threads=number)
-            venv.reset()  # a refused collector leaves the vector env open
+@FULL
+@pytest.mark.parametrize(("options", "expected"), [({}, 1), ({"policy_threads": 2}, 2)])
+def test_jobs_have_it_too(options: Any, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    between: list[int] = []
+    forward = MLPPolicy.forward
 
-    @FULL
-    def test_jobs_have_it_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        seen: list[int] = []
-        between: list[int] = []
-        forward = MLPPolicy.forward
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return forward(self, *args, **kwargs)
 
-        def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.append(torch.get_num_threads())
-            return forward(self, *args, **kwargs)
-
-        monkeypatch.setattr(MLPPolicy, "forward", watched)
-        job = Job(env="CartPole-v1", steps=20, num_envs=2, backend="dummy", policy="mlp", device="cpu")
-        run_job(job, tmp_path / "a", on_progress=lambda state: between.append(torch.get_num_threads()))
-        assert (set(seen), set(between)) == ({1}, {CALLER})
-        seen.clear()
-        arguments = "run --env CartPole-v1 --steps 20 --num-envs 2 --backend dummy --policy mlp --device cpu --no-plot"
-        assert main([*arguments.split(), "--policy-threads", "2", "--out", str(tmp_path / "b")]) == 0
-        assert set(seen) == {2}
-
-    def test_the_command_line_refuses_what_is_no_count(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["run", "--env", "CartPole-v1", "--steps", "9", "--policy-threads", "0"]) == 2
-        assert "policy_threads: Expected `int` >= 1, got 0" in capsys.readouterr().err
+    monkeypatch.setattr(MLPPolicy, "forward", watched)
+    job = Job(env="CartPole-v1", steps=20, num_envs=2, backend="dummy", policy="mlp", device="cpu", **options)
+    run_job(job, tmp_path / "a", on_progress=lambda state: between.append(torch.get_num_threads()))
+    assert (set(seen), set(between)) == ({expected}, {CALLER})
 
 
 def tasks() -> set[str]:
@@ -242,7 +218,7 @@ class TestOpenMP:
 
         assert in_a_thread(learn_and_collect) == (CALLER - 1, {0})
 
-    @pytest.mark.parametrize("imported", ["before", "after"])
+    @pytest.mark.parametrize("imported", ["before", pytest.param("after", marks=pytest.mark.slow)])
     def test_a_process_that_is_forked_after_learning_collects(self, imported: str) -> None:
         source = "from collector import SyncDataCollector\nfrom collector.device import math_libraries\n"
         program = f"""

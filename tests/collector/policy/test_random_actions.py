@@ -1,9 +1,10 @@
-"""Random actions without a seed: each env has a different random stream."""
+"""Random actions: a stream for each env, the samples of the action space, and only actions that the mask allows."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -12,14 +13,19 @@ import pytest
 from gymnasium import spaces
 
 import vecenv
-from collector import AsyncDataCollector, SyncDataCollector
+from collector import AsyncDataCollector, EpisodeSeeds, RandomPolicy, SyncDataCollector, rollout
 from tests.support.agent_envs import Herd
+from tests.support.backends import FULL
+from tests.support.cases import discrete
 from tests.support.collector_envs import cartpoles, zeros
-from vecenv import DummyVectorEnv, ParallelVectorEnv, flatten_agents
+from tests.support.countdown import MOVE
+from tests.support.seeded_envs import Failing, Masked
+from vecenv import DummyVectorEnv, ParallelVectorEnv, ShmemVectorEnv, flatten_agents, nest
 from vecenv.spaces import separate_generators
 from vecenv.transforms import Transform, TransformedVectorEnv
 
 N = 4
+KINDS = [SyncDataCollector, AsyncDataCollector]
 
 
 class OneSpaceForAll(gymnasium.Env):
@@ -43,43 +49,45 @@ class SameActions(Transform):
         return copy.deepcopy(space)
 
 
-def shared() -> list[Callable[[], Any]]:
+def shared() -> Any:
     OneSpaceForAll.action_space.sample()
-    return [OneSpaceForAll] * N
+    return DummyVectorEnv([OneSpaceForAll] * N)
 
 
-def native(mode: str, autoreset: str = "NextStep") -> Any:
-    return gymnasium.make_vec(
-        "CartPole-v1", N, vectorization_mode=mode, vector_kwargs={"autoreset_mode": autoreset} if mode == "sync" else {}
-    )
+def native(mode: str) -> Any:
+    return gymnasium.make_vec("CartPole-v1", N, vectorization_mode=mode)
+
+
+def herds(**options: Any) -> Any:
+    return flatten_agents(ParallelVectorEnv([Herd] * N, "dummy"), **options)
 
 
 SOURCES: dict[str, Callable[[], Any]] = {
-    "functions": lambda: cartpoles(N),
-    "one space for all": shared,
     "dummy": lambda: DummyVectorEnv(cartpoles(N)),
+    "one space for all": shared,
     "facade": lambda: vecenv.SyncVectorEnv(cartpoles(N)),
     "sync": lambda: native("sync"),
     "from_gymnasium": lambda: vecenv.from_gymnasium(native("sync")),
     "transformed": lambda: TransformedVectorEnv(DummyVectorEnv(cartpoles(N)), SameActions()),
-    "agents": lambda: flatten_agents(ParallelVectorEnv([Herd] * N, "dummy")),
+    "agents": herds,
 }
-ASYNC_ONLY = {
+ASYNC_ONLY: dict[str, Callable[[], Any]] = {
     "native": lambda: native("vector_entry_point"),
-    "own episodes": lambda: flatten_agents(ParallelVectorEnv([Herd] * N, "dummy"), own_episodes=True),
+    "own episodes": lambda: herds(own_episodes=True),
 }
-CASES = [(kind, name) for kind in (SyncDataCollector, AsyncDataCollector) for name in SOURCES]
-CASES += [(AsyncDataCollector, name) for name in ASYNC_ONLY]
+CASES = [
+    *((kind, name) for kind in KINDS for name in SOURCES),
+    *((AsyncDataCollector, name) for name in ASYNC_ONLY),
+]
 
 
 @pytest.mark.parametrize(("kind", "source"), CASES, ids=lambda each: getattr(each, "__name__", each))
 def test_rows_without_a_seed_draw_different_actions(kind: Any, source: str) -> None:
     with kind({**SOURCES, **ASYNC_ONLY}[source](), None, frames_per_batch=360) as collector:
-        batch = collector.next()
-    assert_rows_differ(batch)
+        assert_rows_differ(collector.next())
 
 
-@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+@pytest.mark.parametrize("kind", KINDS)
 def test_random_frames_of_a_policy_differ_by_row(kind: Any) -> None:
     with kind(native("sync"), zeros, frames_per_batch=360, init_random_frames=360) as collector:
         assert_rows_differ(collector.next())
@@ -107,3 +115,148 @@ def test_separated_generators_repeat_and_leave_seeded_and_fresh_spaces_alone() -
     separate_generators(apart)
     assert [space.sample() for space in apart[:2]] == [spaces.Discrete(10**9, seed=s).sample() for s in (1, 2)]
     assert apart[2]._np_random is None
+
+
+# The policy.
+
+SPACES = (
+    spaces.Discrete(4, start=-2),
+    *(discrete(5, dtype) for dtype in (np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint64)),
+    spaces.Box(-2, 2, (3,), np.float32),
+    spaces.Box(np.array([-1, 0, -np.inf]), np.array([1, np.inf, np.inf]), dtype=np.float64),
+    spaces.Box(0, 255, (2, 2), np.uint8),
+    spaces.MultiDiscrete([3, 4]),
+    spaces.MultiBinary(4),
+    MOVE,
+)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_each_env_has_the_samples_of_its_space_whatever_the_others_do(space: Any) -> None:
+    copies = [copy.deepcopy(space) for _ in range(3)]
+    for seed, each in enumerate(copies):
+        each.seed(seed)
+    together, apart = RandomPolicy(copies), RandomPolicy(copies)
+    drawn = nest.stack([together(None) for _ in range(300)])
+    for env in (2, 0, 1):
+        alone = nest.stack([nest.take(apart(None, [env]), 0) for _ in range(300)])
+        expected = nest.stack([copies[env].sample() for _ in range(300)])
+        for found in (alone, nest.take(drawn, (slice(None), env))):
+            for one, other in zip(nest.leaves(found), nest.leaves(expected), strict=True):
+                assert one.dtype == other.dtype
+                np.testing.assert_array_equal(one, other)
+
+
+def test_an_episode_has_the_actions_of_its_seed_whatever_the_other_envs_do() -> None:
+    """Neither the order of the envs nor masks in some steps change the other actions."""
+    space, mask = spaces.Discrete(1000), np.eye(1000, dtype=np.int8)[7]
+
+    def play(order: list[int]) -> dict[int, list[int]]:
+        policy = RandomPolicy([space] * 3)
+        policy(None)
+        policy.seed(np.array([0, 1, 2]), [5, 6, 7])
+        found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        for env in order:
+            masks = [mask if env == 1 and len(found[env]) % 5 == 4 else None]
+            found[env].append(policy(None, [env], masks)[0])
+        return found
+
+    found = play([0, 1, 2] * 300)
+    assert found == play([0] * 300 + [1] * 300 + [2] * 300)
+    for env in (0, 2):
+        space.seed(5 + env)
+        assert found[env] == [space.sample() for _ in range(300)]
+    assert found[1][4::5] == [7] * 60
+
+
+# Action masks. The env raises an error for an action that its latest mask does not allow.
+
+
+def fixed(obs: Any) -> np.ndarray:
+    """Policy without masks. Only the form of its outputs counts while actions are random."""
+    return np.full(len(next(nest.leaves(obs))), 2)
+
+
+def random_batches(kind: Any, venv: Any, policy: Any = None, frames: int = 24, **options: Any) -> list[Any]:
+    with kind(venv, policy, frames_per_batch=frames, **options) as collector:
+        return [collector.next() for _ in range(4)]
+
+
+sync, in_any_order = partial(random_batches, SyncDataCollector), partial(random_batches, AsyncDataCollector)
+LOOPS: dict[str, Callable[[Any], list[Any]]] = {
+    "sync": sync,
+    "seeds": partial(sync, episode_seeds=EpisodeSeeds(0)),
+    "limit": partial(sync, max_frames_per_traj=5),
+    "reset": partial(sync, reset_at_each_iter=True),
+    "first frames": partial(sync, policy=fixed, init_random_frames=96),
+    "episodes": lambda venv: [SyncDataCollector(venv, frames_per_batch=3).collect(n_episode=7).batch],
+    "async": in_any_order,
+    "async, some": partial(in_any_order, frames=25),
+    "rollout": lambda venv: [rollout(venv, 20, break_when_any_done=False), rollout(venv, 20)],
+}
+
+
+@pytest.mark.parametrize("backend", [DummyVectorEnv, pytest.param(ShmemVectorEnv, marks=FULL)])
+@pytest.mark.parametrize("place", ["obs", "info"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_only_allowed_actions_are_drawn(loop: str, place: str, backend: Any) -> None:
+    options = {"wait_num": 2} if loop == "async, some" else {}
+    with backend([partial(Masked, place)] * 3, **options) as venv:
+        batches = LOOPS[loop](venv)
+    actions = [batch.action[getattr(batch, "mask", slice(None))] for batch in batches]
+    assert {*np.concatenate(actions, axis=None).tolist()} == {2, 3, 4, 5, 6}
+
+
+def test_the_mask_of_a_reset_with_a_seed_counts() -> None:
+    with SyncDataCollector([partial(Masked, "info")] * 3, frames_per_batch=9) as collector:
+        for seed in range(10):
+            collector.reset(seed=seed)
+            collector.next()
+
+
+@pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_mask_of_an_env_that_was_restarted_counts(kind: Any, tmp_path: Any) -> None:
+    fns = [partial(Failing, {None}, tmp_path, partial(Masked, "info"))] * 3  # without a seed, and once
+    with kind(DummyVectorEnv(fns, on_error="restart"), frames_per_batch=24) as collector:
+        for _ in range(6):
+            collector.next()
+        assert collector.stats().broken_episodes == 1
+
+
+def test_a_mask_in_an_info_takes_precedence_and_others_count_where_it_is_missing() -> None:
+    policy = RandomPolicy([spaces.Discrete(4)] * 2)
+    own, given = np.array([0, 1, 0, 0]), np.array([0, 0, 1, 0])
+    for _ in range(20):
+        assert policy({"action_mask": np.stack([own, own])}, masks=[None, given]).tolist() == [1, 2]
+
+
+LEGAL = np.array([0, 1, 0, 1, 1], np.int8)
+PARTS = (np.array([0, 1], np.int8), np.array([1, 0, 1], np.int8))
+TREE = spaces.Dict({"b": spaces.Discrete(3), "a": spaces.Discrete(2)})
+FIVE, MULTI = spaces.Discrete(5, start=1), spaces.MultiDiscrete([2, 3])
+MASKS: list[tuple[Any, Any, Any, Any]] = [
+    (FIVE, {"action_mask": np.tile(LEGAL, (200, 1))}, None, {2, 4, 5}),
+    (FIVE, {"mask": np.tile(LEGAL.astype(bool), (200, 1))}, None, {2, 4, 5}),
+    (FIVE, {"action_mask": np.ones((200, 5))}, LEGAL, {2, 4, 5}),
+    (FIVE, {"action_mask": np.zeros((200, 5))}, None, {1}),  # as gymnasium does
+    (FIVE, {"mask": np.zeros((200, 84, 84))}, None, {1, 2, 3, 4, 5}),  # which is something else
+    (MULTI, None, PARTS, {(1, 0), (1, 2)}),
+    (MULTI, {"action_mask": np.tile(np.concatenate(PARTS), (200, 1))}, None, {(1, 0), (1, 2)}),
+    (MULTI, {"action_mask": tuple(np.tile(part, (200, 1)) for part in PARTS)}, None, {(1, 0), (1, 2)}),
+    (spaces.MultiBinary(3), None, [0, 1, 2], {(0, 1, 0), (0, 1, 1)}),
+    (TREE, None, {"b": np.array([0, 0, 1])}, {(0, 2), (1, 2)}),  # leaves may lack a mask
+]
+
+
+@pytest.mark.parametrize(("space", "obs", "mask", "allowed"), MASKS)
+def test_masks_have_the_forms_of_sample(space: Any, obs: Any, mask: Any, allowed: Any) -> None:
+    copies = [copy.deepcopy(space) for _ in range(200)]
+    for seed, each in enumerate(copies):
+        each.seed(seed)
+    drawn = RandomPolicy(copies)(obs, masks=None if mask is None else [mask] * 200)
+    if isinstance(drawn, dict):
+        drawn = np.stack([drawn["a"], drawn["b"]], 1)
+    found = [tuple(row) if isinstance(row, list) else row for row in drawn.tolist()]
+    assert {*found} == allowed
+    assert min(found.count(each) for each in allowed) > 20, "all allowed actions are equally likely"
