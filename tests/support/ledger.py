@@ -171,6 +171,8 @@ class Ledger:
         self.t = [0] * self.n
         self.sent: dict[int, int] = {}
         self.rows: dict[int, dict[str, Any]] = {}
+        self.last: dict[int, list[int]] = {}
+        """Latest observation of each env."""
         self._calls = 0
 
     def begin(self) -> None:
@@ -264,10 +266,10 @@ class Ledger:
             self.rows[i] = info[row]
             if info[row].get("restarted"):
                 assert (rew[row], bool(terminated[row]), bool(truncated[row])) == (0, False, True)
+                assert obs[row].tolist() == self.last[i]
                 continue
-            numbers = obs[row]["numbers"] if isinstance(obs[row], dict) else obs[row]
-            wanted = [i, self.episode[i], self.t[i], -1 if isinstance(obs[row], dict) else action]
-            assert numbers.tolist() == wanted
+            self.last[i] = [i, self.episode[i], self.t[i], action]
+            assert obs[row].tolist() == self.last[i]
             assert rew[row] == (0 if action == -1 else self.t[i] + i / 1000)
             assert not terminated[row]
             assert not truncated[row]

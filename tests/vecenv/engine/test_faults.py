@@ -27,6 +27,7 @@ from tests.support.faulty import (
     DiesInInit,
     DiesOnReset,
     DiesOnStep,
+    Does,
     RaisesInInit,
     RaisesOnStep,
     SlowClose,
@@ -432,6 +433,24 @@ def test_a_death_is_seen_if_others_reap_children(context: str, reaped_by_others:
             venv.step(ACTIONS)
         venv.reset([1])
         assert venv.step(ACTIONS)[0][:, 2].tolist() == [3, 1]
+
+
+def become_another_program() -> None:
+    os.execv("/bin/sleep", ["sleep", str(AGES)])
+
+
+@FULL
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
+def test_a_worker_that_loses_its_connection_is_ended() -> None:
+    fns = counters(2, env1=partial(Does, at=1, what=become_another_program))
+    with ShmemVectorEnv(fns, num_workers=2, context="fork") as venv:
+        venv.reset()
+        with pytest.raises(
+            WorkerDiedError, match="closed its connection without ending, so vecenv killed it"
+        ) as caught:
+            venv.step(ACTIONS)
+        assert "while running env 1" in str(caught.value)
+        assert gone(caught.value.pid)
 
 
 class Forks(Counter):
