@@ -116,6 +116,22 @@ def test_workers_close_their_envs_before_the_library_ends(name: str) -> None:
     assert (code, output.removesuffix(DELETED), errors) == (0, LAST_LINES, [])  # "auto" may choose this process
 
 
+@FULL
+def test_the_error_of_a_program_is_its_last_line() -> None:
+    assert run(REMOTE["shmem"], end="exception") == (1, LAST_LINES, ["ValueError: a mistake"])
+
+
+@FULL
+def test_a_program_ends_though_an_env_hangs_in_a_step() -> None:
+    begin = """
+import time, vecenv.engine.lifetime
+vecenv.engine.lifetime.CLOSE_TIMEOUT = 0.5
+envs.reset()
+envs.set_env_attr("step", lambda action: time.sleep(600))
+envs.send(np.zeros((2, 2), np.float32))"""
+    assert run(REMOTE["shmem"], begin=begin) == (0, LAST_LINES, [])
+
+
 @pytest.mark.guarantee("G9.9")
 @pytest.mark.parametrize("end", ["end", pytest.param("exception", marks=FULL)])
 def test_custom_workers_are_closed_because_they_may_own_processes(end: str) -> None:
