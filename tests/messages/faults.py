@@ -15,6 +15,7 @@ from tests.messages.rows import NOTHING, Subject, rows_for
 from tests.support.collector_envs import countdowns, zeros
 from tests.support.countdown import Countdown, PaysTwo
 from tests.support.faulty import Counter, RaisesOnStep, counters
+from tests.support.leaky import Leaky
 from tests.support.oddities import RaisesAtPickle, Unpicklable
 from vecenv import DummyVectorEnv, EnvContractError, ShmemVectorEnv
 
@@ -42,6 +43,12 @@ def _is_untouched(venv: Any) -> None:
 def holding(odd: Any) -> Callable[[], Any]:
     """Return an env_fn with a closure that holds the object."""
     return lambda: Counter(odd)
+
+
+def _too_small_a_limit() -> ShmemVectorEnv:
+    venv = ShmemVectorEnv([Leaky], recycle_after="1 MB")
+    venv.reset()
+    return venv
 
 
 def _with_failed_env() -> DummyVectorEnv:
@@ -183,6 +190,15 @@ ROWS = [
             TypeError,
             "env_fns[2] cannot be sent to a worker",
             "lock",
+        ),
+    ),
+    *rows_for(
+        Subject(_too_small_a_limit),
+        (
+            lambda venv: venv.step([0], autoreset=True),
+            ValueError,
+            "the new worker of envs [0] already has",
+            "more than recycle_after allows; pass a larger size",
         ),
     ),
     *rows_for(

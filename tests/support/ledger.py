@@ -321,11 +321,7 @@ class Ledger:
 
 def said(error: BaseException) -> str:
     """Return the text, the notes and the cause of an error."""
-    try:
-        text = str(error)
-    except RuntimeError:  # an error class of the tests raises in __str__
-        text = ""
-    return "\n".join([text, *getattr(error, "__notes__", []), str(error.__cause__ or "")])
+    return "\n".join([str(error), *getattr(error, "__notes__", []), str(error.__cause__ or "")])
 
 
 def pids(venv: Any) -> list[int]:
