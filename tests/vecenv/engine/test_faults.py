@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -327,28 +327,24 @@ class KillsWhenMade(Counter):
             kill(pid)
 
 
-@pytest.mark.parametrize("on_error", ["raise", "restart"])
-def test_a_worker_dies_while_another_is_started_again(remote_backend: Any, on_error: str, tmp_path: Path) -> None:
+def test_a_worker_dies_while_another_is_started_again(remote_backend: Any, tmp_path: Path) -> None:
     path, options = tmp_path / "pid", on_this_node(remote_backend)
     fns = [partial(Counter, 0), partial(KillsWhenMade, 1, path)]
-    with remote_backend(fns, num_workers=2, on_error=on_error, **options) as venv:
-        for whole in (True, False):
+    with remote_backend(fns, num_workers=2, **options) as venv:
+        for reset in (None, [1]):  # of both envs, and in a step of env 0
             venv.reset()
             first, second = pids(venv)
             path.write_text(str(first))
             kill(second)
-            if whole:  # the reset asks for both envs
+            assert venv.alive() == [True, False]
+            if reset is None:
                 assert len(venv.reset()[0]) == 2
                 continue
-            assert venv.alive() == [True, False]
-            if on_error == "restart":
-                assert venv.step(ACTIONS, reset=[1])[3].tolist() == [True, False]
-            else:
-                with pytest.raises(WorkerDiedError) as caught:
-                    venv.step(ACTIONS, reset=[1])
-                assert (caught.value.env_id, caught.value.partial.env_id.tolist()) == (0, [1])
-            venv.reset(0)
-            assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+            with pytest.raises(WorkerDiedError) as caught:
+                venv.step(ACTIONS, reset=reset)
+            assert (caught.value.env_id, caught.value.partial.env_id.tolist()) == (0, [1])
+        venv.reset(0)
+        assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
 
 
 class ExitsInReset(Counter):
@@ -399,40 +395,21 @@ def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Pat
         ledger.goes_on([0, 1], WorkerDiedError)
 
 
-@pytest.fixture(params=["ignored", "reaped"])
-def reaped_by_others(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A program that ignores SIGCHLD, or a thread of the user, reaps the children."""
-    stop, before = threading.Event(), signal.getsignal(signal.SIGCHLD)
-    if request.param == "ignored":
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        stop.set()
-    reaper = threading.Thread(target=reap, args=(stop,))
-    reaper.start()
-    yield
-    stop.set()
-    reaper.join()
-    signal.signal(signal.SIGCHLD, before)
-
-
-def reap(stop: threading.Event) -> None:
-    while not stop.wait(0.001):
-        try:
-            os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            continue
-
-
 @FULL
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
-def test_a_death_is_seen_if_others_reap_children(context: str, reaped_by_others: None) -> None:
-    with ShmemVectorEnv(counters(2, env1=DiesOnStep), num_workers=2, context=context) as venv:
-        venv.reset()
-        venv.step(ACTIONS)
-        with pytest.raises(WorkerDiedError, match="env 1"):
+def test_a_death_is_seen_in_a_program_that_ignores_the_end_of_its_children(context: str) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with ShmemVectorEnv(counters(2, env1=DiesOnStep), num_workers=2, context=context) as venv:
+            venv.reset()
             venv.step(ACTIONS)
-        venv.reset([1])
-        assert venv.step(ACTIONS)[0][:, 2].tolist() == [3, 1]
+            with pytest.raises(WorkerDiedError, match="env 1"):
+                venv.step(ACTIONS)
+            venv.reset([1])
+            assert venv.step(ACTIONS)[0][:, 2].tolist() == [3, 1]
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def become_another_program() -> None:

@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 
 from tests.support.backends import BACKENDS, and_ray
-from tests.support.faulty import BreaksOffItsRow, Counter, DiesOnReset, RaisesOnReset, RaisesOnStep, counters
+from tests.support.faulty import BreaksOffItsRow, Counter, DiesOnReset, RaisesOnReset, counters
 from tests.support.ledger import Column, N, columns, kill, pids, said
 from vecenv import (
     DummyVectorEnv,
@@ -215,14 +215,3 @@ def test_an_env_of_a_new_worker_must_keep_to_the_space_of_the_first(remote_backe
             files[1].unlink()
             kill(pids(venv)[1])
             assert venv.reset([1])[0]["second"].tolist() == [0]
-
-
-def test_strict_wants_a_reset_after_a_failure_that_was_absorbed() -> None:
-    with DummyVectorEnv(counters(2, env0=partial(RaisesOnStep, at=1)), on_error="restart", strict=True) as venv:
-        venv.reset()
-        *_, truncated, _ = venv.step([0, 0])
-        assert truncated.tolist() == [True, False]
-        with pytest.raises(RuntimeError, match="env 0 has not been reset"):
-            venv.step([0, 0])
-        venv.reset(0)
-        venv.step([0], [1])
