@@ -197,6 +197,20 @@ def test_envs_that_share_their_infos_do_not_share_ours(make: Any) -> None:
     assert info[1]["mask"].tolist() == [1, 1, 1]
 
 
+class KeepsOptions(Counter):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.options = options
+        return super().reset(seed=seed)
+
+
+@pytest.mark.guarantee("G4.3")
+def test_an_option_that_cannot_be_copied_reaches_an_env_of_this_process_as_it_is() -> None:
+    odd = oddities.Unpicklable()
+    with DummyVectorEnv([partial(KeepsOptions, 0)]) as venv:
+        venv.reset(options={"odd": odd})
+        assert venv.get_env_attr("options")[0]["odd"] is odd
+
+
 def test_infos_that_cannot_be_read_fail_all_their_envs(remote_backend: Any) -> None:
     """The worker sends the infos again, even if another env has answered since."""
     fns = [partial(OddInfo, i, RaisesAtUnpickle, 1) for i in range(2)]
