@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector import AsyncDataCollector, Dataset, SyncDataCollector, run_job
-from collector.episodes.seeds import episode_seed
+from collector import AsyncDataCollector, Dataset, SyncDataCollector, episode_seed, run_job
 from tests.support.collector_envs import zeros
 from tests.support.fault_rows import Row, cases, marks_of_some
 from tests.support.faults import Faulty

@@ -25,10 +25,10 @@ from vecenv import (
     ConcurrentCallError,
     DummyVectorEnv,
     GymnasiumVectorEnv,
+    RowWiseWrapper,
     ThreadVectorEnv,
 )
 from vecenv.testing import Gates
-from vecenv.wrappers import RowWiseWrapper
 
 waiting_backend = and_ray([ThreadVectorEnv, *PROCESS_BACKENDS])
 
