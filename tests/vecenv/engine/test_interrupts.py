@@ -31,7 +31,7 @@ from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.ctrl_c import interrupt_in_request_to_forkserver, interrupting
 from tests.support.faulty import Chatty, Counter, DiesOnReset, RaisesElsewhere, counters
 from tests.support.interrupts import interrupted
-from tests.support.ledger import STARTED, gone, kill, pids
+from tests.support.ledger import gone, kill, pids
 from tests.support.local_ray import FAR, NEAR
 from vecenv import (
     DummyVectorEnv,
@@ -396,9 +396,7 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
         with pytest.raises(KeyboardInterrupt) as caught:
             venv.step([0], [1])
         assert "it waits for envs [1]" in "".join(caught.value.__notes__)
-        begin = time.monotonic()
         assert venv.reset()[0][:, 2].tolist() == [0, 0, 0]
-        assert time.monotonic() - begin < STARTED
         assert venv.stats()["restarts"] == 1  # of the worker with env 1
 
 
