@@ -109,7 +109,9 @@ class Case:
         if self.row.place == "reset":
             return [self.ledger.reset_fails(Exception)]
         if self.row.place == "options":
-            return [self.ledger.reset_fails(TypeError, [1], options={"odd": RECEIVED[self.row.fault]()})]
+            error = self.ledger.reset_fails(TypeError, [1], options={"odd": RECEIVED[self.row.fault]()})
+            self.ledger.episode[1] -= 1  # the reset did not begin
+            return [error]
         if self.row.place == "idle":
             return self.meet_idle()
         with pytest.raises(Exception) as caught:  # noqa: PT011 - the class is checked below

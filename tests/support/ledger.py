@@ -26,8 +26,6 @@ SEEN = 2.0
 """Seconds within which vecenv must notice a dead worker. The promise is 0.1, but test machines are busy."""
 CLOSED = 7.0
 """Seconds that close may take. Close waits 5 seconds for the envs, and then kills their workers."""
-STARTED = 30.0
-"""Seconds that the replacement of an actor may take."""
 
 
 @dataclass(frozen=True, eq=False)
