@@ -31,6 +31,8 @@ FAULTS = {
     "pickle exits": "returns an object that exits when it is pickled",
     "unpickle raises": "returns an object that raises when it is unpickled",
     "unpickle exits": "returns an object that exits when it is unpickled",
+    "gets unpickle raises": "gets an object that raises when it is unpickled",
+    "gets unpickle exits": "gets an object that exits when it is unpickled",
     "exit": "calls `os._exit`",
     "SIGKILL": "is killed",
     "SIGSEGV": "crashes in C",
@@ -40,7 +42,7 @@ FAULTS = {
     "hang in Python": "hangs in Python",
     "hang in C": "hangs in C and holds the interpreter lock",
 }
-PLACES = {"construct": "constructor", "idle": "between two calls"}
+PLACES = {"construct": "constructor", "idle": "between two calls", "options": "`reset(options=...)`"}
 HOSTS = {
     "all": "all",
     "here": "Dummy, threads",

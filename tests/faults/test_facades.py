@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.backends import FULL
-from tests.support.fault_rows import Row, rows_of
+from tests.support.fault_rows import Row, cases, marks_of_some
 from tests.support.faults import Faulty
-from tests.support.ledger import said
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SB3VecEnv, ShmemVectorEnv, SubprocVectorEnv
 from vecenv import VectorEnvWrapper as Wrapper
 
@@ -27,25 +25,7 @@ KINDS: dict[str, Any] = {
     "gymnasium-dummy": lambda fns: GymnasiumVectorEnv(DummyVectorEnv(fns), **SAME),
     "sb3-dummy": lambda fns: SB3VecEnv(DummyVectorEnv(fns)),
 }
-QUICK = [("next-step", "SIGKILL"), ("sb3", "SIGKILL"), ("gymnasium-dummy", "raise"), ("sb3-dummy", "raise")]
-
-
-def marks_of(row: Row, kind: str) -> Any:
-    if (kind, row.fault) in QUICK:
-        return []
-    return FULL if row.fault in ("raise", "SIGKILL", "wrong dtype") else pytest.mark.slow
-
-
-CASES = [
-    pytest.param(row, kind, id=f"{kind}-{row.place}-{row.fault}", marks=marks_of(row, kind))
-    for row in rows_of("Vector envs of gymnasium and SB3")
-    for kind in row.on
-]
-
-
-def observed(result: Any) -> Any:
-    """Return the observations of a reset. SB3 returns no infos."""
-    return result[0] if isinstance(result, tuple) else result
+QUICK = ("next-step", "SIGKILL"), ("sb3", "SIGKILL"), ("gymnasium-dummy", "raise"), ("sb3-dummy", "raise")
 
 
 def set_trap(envs: Any, trap: str) -> None:
@@ -55,13 +35,12 @@ def set_trap(envs: Any, trap: str) -> None:
         envs.set_attr("trap", ["", trap, ""])
 
 
-@pytest.mark.parametrize(("row", "kind"), CASES)
+@cases("Vector envs of gymnasium and SB3", marks_of_some(*QUICK))
 def test_a_fault(row: Row, kind: str) -> None:
-    texts = [text.format(place="__init__" if row.place == "construct" else row.place) for text in row.says]
     if row.place == "construct":
         with pytest.raises(ValueError, match="boom") as caught:
             KINDS[kind]([partial(Faulty, i, trap="construct: raise" if i == 1 else "") for i in range(N)])
-        assert all(text in said(caught.value) for text in texts)
+        row.check(caught.value)
         return
     envs = KINDS[kind]([partial(Faulty, i) for i in range(N)])
     envs.reset()
@@ -70,27 +49,31 @@ def test_a_fault(row: Row, kind: str) -> None:
     if row.place == "close":
         with pytest.warns(RuntimeWarning) as warned:
             envs.close()
-        assert texts[0] in str(warned[0].message)
+        assert row.texts()[0] in str(warned[0].message)
         return
     call = {
         "step": lambda: envs.step(np.full(N, 7)),
         "reset": envs.reset,
         "call": lambda: envs.env_method("method") if isinstance(envs, SB3VecEnv) else envs.call("method"),
     }[row.place]
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - the class is checked below
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the row checks the class
         call()
-    assert type(caught.value).__name__ == row.error
-    assert all(text in said(caught.value) for text in texts)
+    row.check(caught.value)
     if row.others == "rows":
-        partial_ = caught.value.partial  # type: ignore[attr-defined]
-        assert partial_.env_id.tolist() == [0, 2]
-        assert partial_.obs[:, 2:].tolist() == [[0, -1] if row.place == "reset" else [2, 7]] * 2
-        with pytest.raises(type(caught.value)):  # no env steps while an env has failed
-            envs.step(np.full(N, 7))
-        obs = observed(envs.reset())
-        assert obs[:, 1].tolist() == [3 if row.place == "reset" else 2, obs[1, 1], 3 if row.place == "reset" else 2]
-        assert obs[1, 1] == (1 if row.mend == "restart" else obs[0, 1])
-        assert obs[:, 2].tolist() == [0] * N
+        check_reset(row, envs, caught.value)
     before = 1 if row.others == "rows" else 2
     assert envs.step(np.full(N, 5))[0][:, 2:].tolist() == [[before, 5]] * N
     envs.close()
+
+
+def check_reset(row: Row, envs: Any, error: Any) -> None:
+    """Check that the error has the other rows, no env steps while an env has failed, and a reset is enough."""
+    assert error.partial.env_id.tolist() == [0, 2]
+    assert error.partial.obs[:, 2:].tolist() == [[0, -1] if row.place == "reset" else [2, 7]] * 2
+    with pytest.raises(type(error)):
+        envs.step(np.full(N, 7))
+    result = envs.reset()
+    obs = result[0] if isinstance(result, tuple) else result  # SB3 returns no infos
+    episode = 3 if row.place == "reset" else 2
+    assert obs[:, 1].tolist() == [episode, 1 if row.mend == "restart" else episode, episode]
+    assert obs[:, 2].tolist() == [0] * N

@@ -1,4 +1,4 @@
-"""Programs that tests start, interrupt and kill: `python -m tests.support.drivers <name> <folder>`.
+"""Programs that tests start and kill: `python -m tests.support.drivers <name> <folder>`.
 
 They have no main guard. A driver reports its progress through files in the folder.
 """
@@ -14,15 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import vecenv.engine.lifetime
 from tests.support.faulty import Counter, HangsOnStep, SpawnsChild, SpawnsChildAndHangs
-from tests.support.ledger import Ledger, appears
-from vecenv import RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+from tests.support.ledger import appears
+from vecenv import ShmemVectorEnv, SubprocVectorEnv
 
 FOLDER = Path(sys.argv[2])
-BACKENDS = {"Subproc": SubprocVectorEnv, "Shmem": ShmemVectorEnv, "Ray": RayVectorEnv}
+BACKENDS = {"Subproc": SubprocVectorEnv, "Shmem": ShmemVectorEnv}
 
 
 def tell(name: str, what: Any = None) -> None:
@@ -30,9 +27,6 @@ def tell(name: str, what: Any = None) -> None:
     draft = FOLDER / f"{name}.draft"
     draft.write_text(json.dumps(what))
     draft.rename(FOLDER / name)
-
-
-# Killed.
 
 
 def every_state(context: str, names: list[str]) -> None:
@@ -94,63 +88,8 @@ def is_hanging(env_class: Any) -> bool:
     return isinstance(env_class, partial)
 
 
-# Interrupted.
-
-
-def interrupted_at_random(venv_class: Any) -> None:
-    """Step and reset forever. An interrupt may arrive anywhere. After a reset, every row must be right."""
-    venv = venv_class([partial(Counter, i) for i in range(4)], num_workers=2)
-    ledger = Ledger(venv)
-    ledger.begin()
-    tell("pid", os.getpid())
-    count = 0
-    while count < int(sys.argv[3]):
-        try:
-            tell(f"armed {count}")
-            while True:
-                ledger.round()
-                ledger.round(reset=[1])
-        except KeyboardInterrupt:
-            count += 1
-        while venv.waiting_id:  # the interrupt arrived between send and recv
-            venv.recv()
-        venv.reset()
-        ledger.catch_up()
-        for _ in range(2):
-            assert ledger.round() == []
-    venv.close()
-
-
-# Left alone.
-
-
-def raises_with_an_open_venv(venv_class: Any) -> None:
-    venv = venv_class([partial(Counter, i) for i in range(2)])
-    venv.reset()
-    venv.step([0, 0])
-    tell("ready")
-    raise LookupError("the user's own mistake")
-
-
-def ends_during_a_step(venv_class: Any) -> None:
-    seen = FOLDER / "seen"
-    global kept
-    kept = venv_class([partial(Counter, 0), partial(HangsOnStep, 1, at=1, seen=str(seen))], num_workers=2)
-    kept.reset()
-    kept.send([0, 0])
-    appears(seen)
-    tell("ready")
-
-
-# Close by force soon, because these drivers do not test the time that close takes.
-vecenv.engine.lifetime.CLOSE_TIMEOUT = 0.5
-np.seterr(all="raise")
 name, which = sys.argv[1], sys.argv[3]
 if name == "every_state":
     every_state(which, sys.argv[4:])
-elif name == "interrupted_at_random":
-    interrupted_at_random(BACKENDS[sys.argv[4]])
-elif name == "forked_after_a_thread_started_workers":
-    forked_after_a_thread_started_workers(which)
 else:
-    globals()[name](BACKENDS[which])
+    forked_after_a_thread_started_workers(which)

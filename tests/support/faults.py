@@ -44,6 +44,8 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "unpickle exits": oddities.ExitsAtUnpickle,
 }
 """Makers of objects that cannot be sent: values of infos, results of methods, attributes."""
+RECEIVED = {f"gets {name}": make for name, make in RESULTS.items()}
+"""Makers of objects that cannot be read in a worker: options of a reset, and objects that an env_fn holds."""
 
 
 class Faulty(Counter):

@@ -263,11 +263,6 @@ class HangsElsewhere(Counter):
             sleep_for_ages()
 
 
-class HangsInInit(Counter):
-    def __init__(self, id: int, gil: bool = False) -> None:
-        hold_interpreter_lock() if gil else sleep_for_ages()
-
-
 class SlowClose(Counter):
     """Hangs in close."""
 
@@ -359,13 +354,3 @@ class LeavesRunning(Counter):
             threading.Thread(target=threading.Event().wait).start()
         else:
             self.pool = multiprocessing.get_context("fork").Pool(1)
-
-
-class NoSpace(Counter):
-    """Has no observation space, so its observations (numbers, extra) are pickled."""
-
-    observation_space = None
-    action_space = None
-
-    def observe(self, action: Any) -> Any:
-        return {"numbers": super().observe(-1), "extra": None}

@@ -122,29 +122,37 @@ def chosen(calls: list[str], nth: int) -> list[int]:
     return [number for number, name in enumerate(calls) if name not in ("write", "fsync") or number % nth == 0]
 
 
+def interrupt(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
 @every_nth
 @pytest.mark.parametrize("compress", [False, pytest.param(True, marks=slow)], ids=["plain", "compressed"])
-def test_each_system_call_fails_once(compress: bool, nth: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fail", "how"), [(full, "before"), (full, "half"), (interrupt, "before"), (interrupt, "after")]
+)
+def test_each_system_call_fails_or_is_interrupted_once(
+    compress: bool, nth: int, fail: Any, how: str, tmp_path: Path
+) -> None:
     calls = calls_of_a_job(tmp_path / "whole", compress=compress)
     assert len(calls) > 25
     for failing in chosen(calls, nth):
-        for kind in ("before", "half"):
-            folder = tmp_path / f"{failing}-{kind}"
-            committed: list[int] = []
+        folder = tmp_path / str(failing)
+        committed: list[int] = []
 
-            def act(number: int, name: str, real: Any, args: Any, failing: int = failing, kind: str = kind) -> Any:
-                if number != failing:
-                    return real(*args)
-                if kind == "half":  # half of a write, or all of another call, is done before it fails
-                    real(args[0], half(args[1])) if name == "write" else real(*args)
-                return full()
+        def act(number: int, name: str, real: Any, args: Any, failing: int = failing) -> Any:
+            if number != failing:
+                return real(*args)
+            if how != "before":  # half of a write, or all of another call, is done before it fails
+                real(args[0], half(args[1])) if (how, name) == ("half", "write") else real(*args)
+            return fail()
 
-            with every_call(act), suppress(DatasetError):
-                collect(folder, committed.extend, compress=compress)
-            # The job stops with it, so that no episode is there that was not committed; but a line may have been
-            # written before its flush failed, and could not be removed again.
-            assert_readable(folder, committed)
-            assert_finished(folder)
+        with every_call(act), suppress(DatasetError, KeyboardInterrupt):
+            collect(folder, committed.extend, compress=compress)
+        # The job stops with it, so that no episode is there that was not committed; but a line may have been written
+        # before its flush failed, and could not be removed again.
+        assert_readable(folder, committed)
+        assert_finished(folder)
 
 
 @every_nth
@@ -190,25 +198,6 @@ def test_a_writer_that_does_not_know_what_is_on_the_disk_does_not_go_on(tmp_path
         with pytest.raises(DatasetError, match=r"cannot continue: .*resume with a new writer"):
             writer.commit()
     assert_readable(tmp_path, [0], [0])
-
-
-@slow
-def test_ctrl_c_between_the_disk_and_the_writer_commits_nothing_twice(tmp_path: Path) -> None:
-    for interrupted in range(len(calls_of_a_job(tmp_path / "whole"))):
-        for after in (False, True):
-            folder = tmp_path / f"{interrupted}-{after}"
-
-            def act(number: int, name: str, real: Any, args: Any, at: int = interrupted, after: bool = after) -> Any:
-                if number != at:
-                    return real(*args)
-                if after:
-                    real(*args)
-                raise KeyboardInterrupt
-
-            with every_call(act), suppress(KeyboardInterrupt, DatasetError):
-                collect(folder, lambda numbers: None)
-            assert_readable(folder, [])
-            assert_finished(folder)
 
 
 PROGRAM_WITH_A_CYCLE = """

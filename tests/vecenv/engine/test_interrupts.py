@@ -1,266 +1,418 @@
-"""Ctrl-C during a call raises KeyboardInterrupt and breaks the vector env, until a reset of all envs.
+"""Ctrl-C at any place of any call: no later call hangs or returns stale rows, and a reset makes all envs usable.
 
-Later calls do not hang, return stale rows or step an env twice.
+The sweeps raise KeyboardInterrupt before chosen bytecodes of vecenv and collector. The other tests send real signals.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from functools import partial
 from multiprocessing import resource_tracker, util
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import psutil
 import pytest
-from gymnasium.vector import AutoresetMode
+from gymnasium.error import ResetNeeded
 
-import vecenv.engine.engine
-import vecenv.engine.lifetime
-from tests.support.backends import BACKENDS, ON_RAY, PROCESS_BACKENDS, and_ray, on_this_node, one_of
+from collector import AsyncDataCollector, SyncDataCollector
+from tests.fuzz.driver import run
+from tests.fuzz.interrupts import Fuzz
+from tests.support.agent_envs import Herd
+from tests.support.backends import BACKENDS, FULL, ON_RAY, PROCESS_BACKENDS, and_ray, on_this_node, one_of
 from tests.support.cases import custom
 from tests.support.commands import CommandVectorEnv
-from tests.support.ctrl_c import (
-    interrupt_at_random,
-    interrupt_in_request_to_forkserver,
-    interrupted,
-    interrupting,
-)
-from tests.support.faulty import Counter, DiesOnReset, HangsInInit, HangsOnStep, RaisesElsewhere, counters
-from tests.support.ledger import CLOSED, STARTED, gone, kill, pids, wait_until
+from tests.support.coroutine_envs import CoroutineVectorEnv
+from tests.support.ctrl_c import interrupt_in_request_to_forkserver, interrupting
+from tests.support.faulty import Chatty, Counter, DiesOnReset, RaisesElsewhere, counters
+from tests.support.interrupts import interrupted
+from tests.support.ledger import gone, kill, pids
 from tests.support.local_ray import FAR, NEAR
 from vecenv import (
     DummyVectorEnv,
     GymnasiumVectorEnv,
     InterruptedCallError,
+    ParallelVectorEnv,
     RayVectorEnv,
     RowWiseWrapper,
+    SB3VecEnv,
     ShmemVectorEnv,
+    ThreadVectorEnv,
+    TransformedVectorEnv,
     VectorEnvError,
     WorkerDiedError,
     from_gymnasium,
 )
-from vecenv.backends.ipc.messages import Channel
-from vecenv.backends.pool.command_worker import CommandWorker
-from vecenv.backends.pool.process_worker import ProcessWorker
-from vecenv.backends.pool.ray_worker import CallChannel, RayWorker
-from vecenv.backends.pool.worker_pool import WorkerPool
+from vecenv.transforms import StepCounter, TimeLimit
 
-backend = and_ray(BACKENDS)
 remote_backend = and_ray([*PROCESS_BACKENDS, CommandVectorEnv], quick=False)
-
-ACTIONS = np.zeros(2, np.int64)
 pytestmark = pytest.mark.usefixtures("ctrl_c")
 
-
-def handle_of(backend: type) -> Any:
-    """Return the class of the parent's side of a worker."""
-    return {RayVectorEnv: RayWorker, CommandVectorEnv: CommandWorker}.get(backend, ProcessWorker)
-
-
-def usable(venv: Any) -> None:
-    """Check that a reset makes each env usable, without stale rows."""
-    obs, _ = venv.reset()
-    assert obs[:, 2].tolist() == [0] * len(obs)
-    for t in (1, 2):
-        assert venv.step(np.zeros(len(obs), np.int64))[0][:, 2].tolist() == [t] * len(obs)
-    assert (venv.waiting_id, venv.failed_id) == ([], [])
+N = 3
+ACTIONS = np.zeros(N, np.int64)
+END = 3
+"""Length of the episodes of `Ends`."""
 
 
-@pytest.mark.guarantee("G8.17")
-def test_after_an_interrupt_in_the_engine_a_reset_makes_all_usable(backend: Any) -> None:
-    calls: dict[str, Callable[[], Any]] = {
-        "step": lambda: venv.step(ACTIONS),
-        "reset": lambda: venv.reset(),
-        "partial": lambda: venv.step([0], [1]),
-        "recv": lambda: (venv.send(ACTIONS), venv.recv()),
-    }
-    with backend(counters(2), num_workers=2) as venv:
-        usable(venv)
-        for call, moment, first in itertools.product(calls, ("send", "wait", "take"), (True, False)):
-            print(call, moment, first)
-            with interrupting(venv.engine.backend, moment, first):
-                calls[call]()
-            assert venv.waiting_id == []
-            usable(venv)
+class Subject(NamedTuple):
+    """What a sweep interrupts: `make` returns it, and `begin` and `step` return the step numbers of its rows."""
+
+    make: Callable[[], Any]
+    step: Callable[[Any], list[int]]
+    begin: Callable[[Any], list[int]]
 
 
-MESSAGES = [(Channel, "post"), (Channel, "receive"), (Channel, "take"), (WorkerPool, "encode_own")]
-CALLS_OF_ACTORS = [(CallChannel, "start"), (CallChannel, "post"), (CallChannel, "receive"), (CallChannel, "take")]
+# Vector envs.
 
 
-def test_after_an_interrupt_in_the_middle_of_a_message_a_reset_makes_all_usable(remote_backend: Any) -> None:
-    place = NEAR if remote_backend is RayVectorEnv else {}  # where messages are not calls
-    with remote_backend(counters(4), num_workers=2, step_timeout=20, **place) as venv:
-        is_usable_after_interrupts(venv, MESSAGES)
+def times(rows: Any, n: int = N) -> list[int]:
+    """Return the step numbers of rows of `Chatty` envs, which must be the same in all columns."""
+    obs, *_, info = rows
+    found = obs["row"][:, 2].astype(int).tolist()
+    assert obs["text"].tolist() == [f"{t}" for t in found]
+    assert [(each["env_id"], each["at"]) for each in info] == list(enumerate(found))
+    assert len(found) == n
+    return found
+
+
+def vector_env(make: Any, env: Any = Chatty, **options: Any) -> Subject:
+    fns = [partial(env, i) for i in range(N)]
+    return Subject(lambda: make(fns, num_workers=2, **options), lambda it: times(it.step(ACTIONS)), restarted)
+
+
+def restarted(venv: Any) -> list[int]:
+    if venv.waiting_id:  # the interrupt came after the last instant of a `send`
+        venv.recv()
+    found = times(venv.reset())
+    assert (venv.waiting_id, venv.failed_id, venv.get_env_attr("t")) == ([], [], found)
+    return found
+
+
+def after_a_death(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a call that comes after the end of an idle worker."""
+
+    def both(venv: Any) -> Any:
+        kill(pids(venv)[0])
+        with suppress(WorkerDiedError):
+            call(venv)
+
+    return both
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "step": lambda venv: venv.step(ACTIONS),
+    "partial": lambda venv: venv.step(ACTIONS[:2], [2, 0], reset=[0]),
+    "send_recv": lambda venv: (venv.send(ACTIONS[:1], [1]), venv.send(ACTIONS[1:], [0, 2]), venv.recv()),
+    "reset": lambda venv: venv.reset(seed=1),
+    "call": lambda venv: venv.get_env_attr("t"),
+    "set_state": lambda venv: venv.call("set_wrapper_attr", "x", 1),
+    "stats": lambda venv: venv.stats(),
+}
+CALLS_OF_WORKERS: dict[str, Callable[[Any], Any]] = {
+    "restart": after_a_death(lambda venv: venv.reset()),
+    "death": after_a_death(lambda venv: venv.step(ACTIONS)),
+}
+
+
+# Layers above the engine.
+
+
+class Ends(Counter):
+    """Env with episodes of three steps. A fourth step shows."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, self.t >= END, False, info
+
+
+class HasItsOwnSend(DummyVectorEnv):
+    def send(self, *args: Any, **kwargs: Any) -> None:
+        super().send(*args, **kwargs)
+
+
+def counts(obs: Any) -> list[int]:
+    """Return the step numbers in observations, which must be the same in the columns of a wrapper."""
+    if isinstance(obs, dict) and "step_count" in obs:
+        assert obs["step_count"].ravel().tolist() == obs["observation"][:, 2].tolist()
+        obs = obs["observation"]
+    return obs[:, 2].tolist()
+
+
+def layer(make: Callable[[Any], Any], env: Any = Counter) -> Subject:
+    """Return a layer over a vector env in this process."""
+    fns = [partial(env, i) for i in range(N)]
+
+    def begin(envs: Any) -> list[int]:
+        result = envs.reset()
+        return counts(result[0] if isinstance(result, tuple) else result)  # SB3 returns no infos
+
+    return Subject(lambda: make(fns), lambda envs: counts(envs.step(ACTIONS)[0]), begin)
+
+
+def facade(**options: Any) -> Subject:
+    return layer(lambda fns: GymnasiumVectorEnv(DummyVectorEnv(fns), **options), Ends)
+
+
+def herd_step(envs: Any) -> list[int]:
+    obs, *_, infos = envs.step(dict.fromkeys(envs.agents, ACTIONS))
+    assert infos["env_id"].tolist() == [0, 1, 2]
+    return obs["cow_2"][:, 1].tolist()
+
+
+def collector(kind: Any) -> Subject:
+    """Return a collector, whose batch is a step: the number is 1 plus the count of wrong transitions."""
+
+    def step(it: Any) -> list[int]:
+        batch = it.next()
+        assert batch.mask.all()
+        return [1 + int((batch.next.obs[..., 2] != batch.obs[..., 2] + 1).sum())] * N
+
+    def make() -> Any:
+        return kind(DummyVectorEnv([partial(Counter, i) for i in range(N)]), None, frames_per_batch=2 * N)
+
+    return Subject(make, step, lambda it: [0] * N)
+
+
+LAYERS = {
+    "wrapper": layer(lambda fns: TransformedVectorEnv(DummyVectorEnv(fns), StepCounter())),
+    "own send": layer(HasItsOwnSend),
+    "pettingzoo": Subject(
+        lambda: ParallelVectorEnv([Herd] * N, "dummy"), herd_step, lambda envs: envs.reset()[0]["cow_2"][:, 1].tolist()
+    ),
+    "NextStep": facade(autoreset_mode="NextStep"),
+    "SameStep": facade(autoreset_mode="SameStep"),
+    "SameStep, two rounds": facade(autoreset_mode="SameStep", seed_episodes=True),
+    "Disabled": facade(autoreset_mode="Disabled"),
+    "sb3": layer(lambda fns: SB3VecEnv(DummyVectorEnv(fns)), Ends),
+    "sb3, two rounds": layer(
+        lambda fns: SB3VecEnv(TransformedVectorEnv(DummyVectorEnv(fns), TimeLimit(99))), Ends
+    ),  # the transform leaves the resets to the facade
+    "collector": collector(SyncDataCollector),
+    "async collector": collector(AsyncDataCollector),
+}
+
+
+def sweep(
+    subject: Subject,
+    call: Callable[[Any], Any],
+    instants: Iterator[tuple[int, ...]],
+    spread: bool = False,
+    **options: Any,
+) -> int:
+    """Interrupt a call at these instants, until the call has fewer. Return the number of interrupts.
+
+    After each interrupt, a step raises or returns whole rows. They have the same step numbers, unless the call changes
+    some envs only (`spread`). After a reset, all rows are right.
+    """
+    with closing_(subject.make()) as envs:
+        assert set(subject.begin(envs)) == {0}
+        for count, numbers in enumerate(instants):
+            print(f"interrupts before instants {numbers}")  # for the report of a failure
+            raised, _ = interrupted(lambda: call(envs), *numbers, **options)
+            if not raised:
+                return count
+            with suppress(RuntimeError, ResetNeeded):
+                steps = subject.step(envs)
+                assert spread or len(set(steps)) == 1
+            assert set(subject.begin(envs)) == {0}
+            assert set(subject.step(envs)) == {1}
+    raise AssertionError("no end")
+
+
+def closing_(envs: Any) -> Any:
+    return envs if hasattr(envs, "__enter__") else closing(envs)
+
+
+def instants(largest: int, seed: int = 0) -> Iterator[tuple[int]]:
+    """Yield instants with random distances of at most `largest`."""
+    n, rng = 1, np.random.default_rng(seed)
+    while True:
+        yield (n,)
+        n += int(rng.integers(1, largest + 1))
+
+
+def pairs(largest: int) -> Iterator[tuple[int, int]]:
+    """Yield instants, each with the distance of a second interrupt, which may come while the first is handled."""
+    rng = np.random.default_rng(0)
+    for (n,) in instants(largest):
+        yield n, int(rng.integers(1, 30))
+
+
+@pytest.mark.guarantee("G8.14", "G8.15", "G8.17")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("backend", "largest"),
+    [
+        *((backend, 150) for backend in (DummyVectorEnv, ThreadVectorEnv, ShmemVectorEnv)),
+        pytest.param(DummyVectorEnv, 4, marks=FULL),
+        *(pytest.param(backend, 70, marks=FULL) for backend in [*BACKENDS[1:], CoroutineVectorEnv]),
+    ],
+)
+def test_after_an_interrupt_at_any_bytecode_a_reset_makes_all_usable(backend: Any, largest: int) -> None:
+    for k, (name, call) in enumerate(CALLS.items()):
+        print(name)
+        assert sweep(vector_env(backend), call, instants(largest, largest + k), name == "partial") > 2
+
+
+@pytest.mark.parametrize("call", CALLS_OF_WORKERS)
+def test_after_an_interrupt_while_a_worker_is_replaced_a_reset_makes_all_usable(remote_backend: Any, call: str) -> None:
+    subject = vector_env(remote_backend, **on_this_node(remote_backend))
+    assert sweep(subject, CALLS_OF_WORKERS[call], instants(60), at_looks=True) > 5
+
+
+class DiesInSecondReset(Chatty, DiesOnReset):
+    """Env 1 ends its process in its second reset."""
+
+    def on_reset(self) -> None:
+        if self.id == 1:
+            super().on_reset()
+
+
+def test_after_an_interrupt_while_a_failed_reset_is_tried_again_a_reset_makes_all_usable(remote_backend: Any) -> None:
+    subject = vector_env(remote_backend, DiesInSecondReset, on_error="restart", max_restarts=10**6)
+    assert sweep(subject, lambda venv: venv.reset(), instants(100), at_looks=True) > 5
 
 
 @pytest.mark.local_ray
 @pytest.mark.ray
-def test_after_an_interrupt_in_the_middle_of_a_call_of_an_actor_a_reset_makes_all_usable() -> None:
-    with RayVectorEnv(counters(4), num_workers=2, step_timeout=20, **FAR) as venv:
-        is_usable_after_interrupts(venv, CALLS_OF_ACTORS)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("place", [NEAR, FAR], ids=["near", "far"])
+def test_after_an_interrupt_at_any_bytecode_a_reset_makes_the_envs_of_actors_usable(place: Any, call: str) -> None:
+    assert sweep(vector_env(RayVectorEnv, **place), CALLS[call], instants(120), call == "partial") > 2
 
 
-def is_usable_after_interrupts(venv: Any, moments: list[tuple[Any, str]]) -> None:
-    venv.reset()
-    for (owner, moment), first in itertools.product(moments, (True, False)):
-        print(owner.__name__, moment, first)
-        with interrupting(owner, moment, first):
-            venv.reset(seed=1)  # with payloads, and replies
-            venv.step(np.zeros(4, np.int64))
-            venv.get_env_attr("t")
-        usable(venv)
+@pytest.mark.guarantee("G8.18")
+@pytest.mark.parametrize("name", LAYERS)
+def test_after_two_interrupts_of_a_layer_a_reset_makes_all_usable(name: str) -> None:
+    subject = LAYERS[name]
+    is_large = "collector" in name or name == "pettingzoo"
+    for call in (subject.step, subject.begin)[: 1 if "collector" in name else 2]:
+        assert sweep(subject, call, pairs(60 if is_large else 20), at_looks=True) > 3
 
 
-def refused(venv: Any) -> None:
+@pytest.mark.parametrize("backend", [*one_of(BACKENDS), pytest.param(CoroutineVectorEnv, marks=FULL)])
+def test_an_interrupt_of_the_recovery_is_recovered_from(backend: Any) -> None:
+    subject = vector_env(backend)
+    with subject.make() as venv:
+        subject.begin(venv)
+        for numbers in instants(150):
+            assert interrupted(lambda: venv.step(ACTIONS), 100 + numbers[0] % 150)[0]
+            if not interrupted(lambda: venv.reset(), *numbers)[0]:
+                break
+            assert set(subject.begin(venv)) == {0}
+            assert set(subject.step(venv)) == {1}
+
+
+@FULL
+@pytest.mark.filterwarnings("ignore")
+def test_random_programs_with_interrupts_and_signals_agree_with_their_oracle() -> None:
+    run(Fuzz, [0], count=10)
+
+
+# Real signals.
+
+
+class InterruptsParent(Counter):
+    """Env that sends Ctrl-C to the parent in its second step, and then hangs if `hangs`."""
+
+    def __init__(self, id: int, hangs: bool = False) -> None:
+        super().__init__(id)
+        self.parent, self.hangs = 0, hangs
+
+    def on_step(self) -> None:
+        if self.t == 2 and self.parent:
+            os.kill(self.parent, signal.SIGINT)
+            while self.hangs:
+                time.sleep(1)
+
+
+def refused(envs: Any) -> None:
     """Check that all calls but a reset of all envs are refused, and name this reset."""
-    assert (venv.waiting_id, venv.ready_id, venv.failed_id) == ([], [], list(range(len(venv))))
+    assert (envs.waiting_id, envs.ready_id, envs.failed_id) == ([], [], list(range(len(envs))))
     calls: list[Callable[[], Any]] = [
-        lambda: venv.step(ACTIONS),
-        lambda: venv.step([0], [1]),
-        lambda: venv.step(ACTIONS, reset=[0, 1]),
-        lambda: venv.send(ACTIONS),
-        lambda: venv.recv(),
-        lambda: venv.reset([1]),
-        lambda: venv.get_env_attr("t"),
-        lambda: venv.call("has_attr", "t"),
-        lambda: venv.seed(1),
-        lambda: venv.get_state(),
-        lambda: venv.render(),
+        lambda: envs.step([0, 0]),
+        lambda: envs.step([0], [1]),
+        lambda: envs.step([0, 0], reset=[0, 1]),
+        lambda: envs.send([0, 0]),
+        lambda: envs.recv(),
+        lambda: envs.reset([1]),
+        lambda: envs.get_env_attr("t"),
+        lambda: envs.call("has_attr", "t"),
+        lambda: envs.seed(1),
+        lambda: envs.get_state(),
+        lambda: envs.render(),
     ]
     for call in calls:
         with pytest.raises(InterruptedCallError, match=r"call reset\(\)"):
             call()
 
 
+class Late(Exception):
+    """Raised by a signal handler."""
+
+
+def raise_late(*_: Any) -> None:
+    raise Late
+
+
 @pytest.mark.guarantee("G8.14")
-@pytest.mark.parametrize("call", ["step", "partial", "recv", "reset", "call"])
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_after_an_interrupted_call_all_calls_but_a_reset_of_all_envs_are_refused(call: str, wrapped: bool) -> None:
-    calls: dict[str, Callable[[], Any]] = {
-        "step": lambda: envs.step(ACTIONS),
-        "partial": lambda: envs.step([0], [1]),
-        "recv": lambda: (envs.send([0], [1]), envs.recv()),
-        "reset": lambda: envs.reset([1]),
-        "call": lambda: envs.get_env_attr("t"),
-    }
-    with DummyVectorEnv(counters(2)) as venv:
-        envs = RowWiseWrapper(venv) if wrapped else venv
+@pytest.mark.parametrize(
+    ("handler", "error", "wrapped"),
+    [(signal.default_int_handler, KeyboardInterrupt, True), (raise_late, Late, False)],
+    ids=["Ctrl-C", "any exception"],
+)
+def test_after_an_interrupted_call_all_calls_but_a_reset_of_all_envs_are_refused(
+    handler: Any, error: Any, wrapped: bool
+) -> None:
+    signal.signal(signal.SIGINT, handler)
+    with ShmemVectorEnv([partial(InterruptsParent, i) for i in range(2)], num_workers=2) as venv:
+        envs: Any = RowWiseWrapper(venv) if wrapped else venv
         envs.reset()
-        moments: list[tuple[Any, str]] = [(venv.engine.backend, "call")]
-        if call != "call":
-            moments = [(venv.engine.backend, "wait"), (venv.engine.results.infos, "rows")]
-            moments += [(envs, "map_reset" if call == "reset" else "map_round")] * wrapped
-        for owner, moment in moments:
-            with interrupting(owner, moment):
-                calls[call]()
-            refused(envs)
-            usable(envs)
-
-
-@pytest.mark.guarantee("G8.14")
-def test_a_signal_handler_that_raises_any_exception_interrupts() -> None:
-    class Late(Exception):
-        pass
-
-    def raise_late(*_: Any) -> None:
-        raise Late
-
-    with DummyVectorEnv(counters(2)) as venv:
-        venv.reset()
-        before = signal.signal(signal.SIGINT, raise_late)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(venv.engine.backend, "wait", interrupted(venv.engine.backend.wait))
-            with pytest.raises(Late) as caught:
-                venv.step(ACTIONS)
-        signal.signal(signal.SIGINT, before)
+        envs.set_env_attr("parent", os.getpid(), [1])
+        envs.step([0, 0])
+        with pytest.raises(error) as caught:
+            envs.step([0, 0])
         assert "call reset() to go on" in "".join(caught.value.__notes__)
-        refused(venv)
-        usable(venv)
-
-
-@pytest.mark.parametrize("on_error", ["raise", "restart"])
-def test_the_recovery_of_an_engine_makes_resets_of_some_envs_possible(on_error: str) -> None:
-    """Collectors use this recovery, because they reset envs in a step."""
-    with DummyVectorEnv(counters(3), on_error=on_error) as venv:
-        venv.reset()
-        with interrupting(venv.engine.backend, "wait", first=True):
-            venv.step([0, 0], [0, 2])
-        venv.engine.recover()
-        assert venv.failed_id == [0, 1, 2]
-        assert venv.step([0] * 3, reset=[True] * 3)[0][:, 2].tolist() == [0, 0, 0]
-        assert venv.step([0] * 3)[0][:, 2].tolist() == [1, 1, 1]
+        refused(envs)
+        assert envs.reset()[0][:, 2].tolist() == [0, 0]
+        assert envs.step([0, 0])[0][:, 2].tolist() == [1, 1]
 
 
 @pytest.mark.guarantee("G8.16")
 def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
-    remote_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    remote_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vecenv.engine.engine, "RECOVERY_TIMEOUT", 0.3)
-    seen = tmp_path / "seen"
-    fns = [partial(Counter, 0), partial(HangsOnStep, 1, at=1, seen=str(seen)), partial(Counter, 2)]
+    monkeypatch.setattr("vecenv.engine.engine.RECOVERY_TIMEOUT", 0.3)
+    fns = [partial(Counter, 0), partial(InterruptsParent, 1, hangs=True), partial(Counter, 2)]
     with remote_backend(fns, num_workers=2, **on_this_node(remote_backend)) as venv:
         venv.reset()
-        with interrupting(venv.engine.backend, "wait", first=True) as caught:
+        venv.set_env_attr("parent", os.getpid(), [1])
+        venv.step(ACTIONS)
+        with pytest.raises(KeyboardInterrupt) as caught:
             venv.step([0], [1])
-        wait_until(seen.exists)  # before that the step would be discarded
-        begin = time.monotonic()
         assert "it waits for envs [1]" in "".join(caught.value.__notes__)
         assert venv.reset()[0][:, 2].tolist() == [0, 0, 0]
-        assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
         assert venv.stats()["restarts"] == 1  # of the worker with env 1
 
 
-@pytest.mark.guarantee("G8.15")
-def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(remote_backend: Any) -> None:
-    with remote_backend(counters(3), wait_num=1) as venv:
-        venv.reset()
-        venv.send([0] * 3)
-        with interrupting(venv.engine.backend, "wait", first=True):
-            venv.recv()
-        assert venv.waiting_id == []
-        assert venv.reset()[0][:, 2].tolist() == [0] * 3
-        assert len(venv.step([0] * 3)[0]) >= 1
+class InterruptsInInit(Counter):
+    """Env that sends Ctrl-C to the parent in its constructor, and hangs."""
+
+    def __init__(self, id: int, parent: int) -> None:
+        os.kill(parent, signal.SIGINT)
+        time.sleep(1000)
 
 
-@pytest.mark.parametrize(("of", "moment"), [(None, "launch"), (WorkerPool, "await_ready")])
-def test_an_interrupted_constructor_leaves_no_worker(
-    remote_backend: Any, of: Any, moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even if an env hangs in its constructor. The fixture for leaks finds leftovers."""
-    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.5)
-    begin = time.monotonic()
-    with interrupting(of or handle_of(remote_backend), moment, first=of is not None):
-        remote_backend([partial(Counter, 0), partial(HangsInInit, 1)], num_workers=2)
-    assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
-
-
-def test_an_interrupt_while_a_worker_is_spawned_leaves_no_worker() -> None:
-    resource_tracker.ensure_running()
-    before = psutil.Process().children()
-    with interrupting(util, "spawnv_passfds"):
-        ShmemVectorEnv(counters(1), context="spawn")
-    assert not set(psutil.Process().children()) - set(before)
-
-
-def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one(remote_backend: Any) -> None:
-    with remote_backend(counters(1), **on_this_node(remote_backend)) as venv:
-        venv.reset()
-        pool = venv.engine.backend.pool
-        for of, moment in ((handle_of(remote_backend), "launch"), (pool, "await_ready"), (pool, "post")):
-            kill(pids(venv)[0])
-            with interrupting(of, moment, first=moment == "post"):
-                venv.reset()
-            assert not pool.workers[0].alive
-            venv.reset()
-            assert venv.step([0])[0][:, 2].tolist() == [1]
+def test_an_interrupted_constructor_leaves_no_worker(remote_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fixture for leaks finds leftovers."""
+    monkeypatch.setattr("vecenv.engine.lifetime.CLOSE_TIMEOUT", 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        remote_backend([partial(Counter, 0), partial(InterruptsInInit, 1, os.getpid())], num_workers=2)
 
 
 @pytest.mark.guarantee("G8.20")
@@ -272,6 +424,14 @@ def test_an_interrupt_between_send_and_recv_discards_nothing() -> None:
             signal.raise_signal(signal.SIGINT)
         assert venv.waiting_id == [0, 1]
         assert venv.recv()[0][:, 2:].tolist() == [[1, 3], [1, 4]]
+
+
+def test_an_interrupt_while_a_worker_is_spawned_leaves_no_worker() -> None:
+    resource_tracker.ensure_running()
+    before = psutil.Process().children()
+    with interrupting(util, "spawnv_passfds"):
+        ShmemVectorEnv(counters(1), context="spawn")
+    assert not set(psutil.Process().children()) - set(before)
 
 
 def end_program(*_: Any) -> None:
@@ -293,50 +453,20 @@ def test_an_interrupt_while_the_forkserver_is_asked_for_a_worker_ends_no_other_w
             rounds = (venv.step([0, 0], reset=both) for _ in range(10_000))
             with pytest.raises((KeyboardInterrupt, SystemExit)), interrupt_in_request_to_forkserver(number):
                 list(rounds)
-            usable(venv)
+            assert venv.reset()[0][:, 2].tolist() == [0, 0]
+            assert venv.step([0, 0])[0][:, 2].tolist() == [1, 1]
             other.reset()
             assert pids(other) == first
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("moment", ["restart", "send"])
-def test_an_interrupt_while_a_failed_reset_is_tried_again(remote_backend: Any, moment: str) -> None:
-    fns = [partial(Counter, 0), partial(DiesOnReset, 1), partial(Counter, 2)]
-    with remote_backend(fns, num_workers=3, on_error="restart") as venv:
-        venv.reset()
-        venv.send([0] * 3, reset=[1])
-        with interrupting(venv.engine.backend, moment):
-            venv.recv()
-        assert venv.waiting_id == []
-        venv.engine.recover()
-        assert venv.reset([0, 2])[0][:, 2].tolist() == [0, 0]
-        assert venv.step([0, 0], [0, 2])[0][:, 2].tolist() == [1, 1]
-
-
-def test_an_interrupt_in_the_clean_up_of_a_dead_worker_loses_it_once(
-    remote_backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handle = handle_of(remote_backend)
-    with remote_backend(counters(2), num_workers=2) as venv:
-        venv.reset()
-        kill(pids(venv)[0])
-        with monkeypatch.context() as patch:
-            patch.setattr(handle, "clean_up", interrupted(handle.clean_up))
-            with pytest.raises((KeyboardInterrupt, WorkerDiedError)):
-                venv.step(ACTIONS)
-        assert venv.alive() == [False, True]
-        usable(venv)
-
-
 class InterruptsItself(Counter):
     """Env with a Ctrl-C in its second step."""
 
-    def step(self, action: Any) -> Any:
-        result = super().step(action)
+    def on_step(self) -> None:
         if self.t == 2:
             raise KeyboardInterrupt
-        return result
 
 
 @pytest.mark.parametrize("make", [*one_of(BACKENDS), custom, ON_RAY])
@@ -344,59 +474,24 @@ def test_an_interrupt_in_the_code_of_an_env_of_this_process(make: Any) -> None:
     """In a worker, the same exception is an error of the env, because a worker has no terminal."""
     with make([partial(InterruptsItself, 0), partial(Counter, 1)]) as venv:
         venv.reset()
-        assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+        assert venv.step([0, 0])[0][:, 2].tolist() == [1, 1]
         is_users = make in (DummyVectorEnv, custom)
         with pytest.raises(KeyboardInterrupt if is_users else VectorEnvError, match=None if is_users else "Keyboard"):
-            venv.step(ACTIONS)
+            venv.step([0, 0])
         assert venv.failed_id == ([0, 1] if is_users else [0])
         assert venv.reset()[0][:, 2].tolist() == [0, 0]
-        assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
-
-
-def test_interrupts_at_random_moments_of_dummy() -> None:
-    envs = 8
-    with DummyVectorEnv(counters(envs)) as venv:
-        venv.reset()
-        assert interrupt_at_random(lambda: venv.step([0] * envs), lambda: usable(venv), 200, longest=4e-4) == 200
-
-
-@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
-def test_after_an_interrupted_step_of_the_gymnasium_facade_a_reset_is_enough(mode: AutoresetMode) -> None:
-    with DummyVectorEnv(counters(2)) as venv:
-        envs = GymnasiumVectorEnv(venv, autoreset_mode=mode)
-        envs.reset()
-        for moment in ("send", "wait", "take") * 2:
-            with interrupting(venv.engine.backend, moment):
-                envs.step(ACTIONS)
-            mask = {"reset_mask": np.ones(2, np.bool_)}
-            for call in (partial(envs.step, ACTIONS), partial(envs.reset, options=mask), partial(envs.get_attr, "t")):
-                with pytest.raises(InterruptedCallError, match=r"call reset\(\)"):
-                    call()
-            assert envs.reset()[0][:, 2].tolist() == [0, 0]
-            assert envs.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
-
-
-def test_a_facade_with_a_pending_call_closes_after_an_interrupt() -> None:
-    with DummyVectorEnv(counters(2)) as venv:
-        envs = GymnasiumVectorEnv(venv)
-        envs.reset()
-        envs.step_async(ACTIONS)
-        with interrupting(venv.engine.backend, "wait", first=True):
-            envs.step_wait(timeout=5)
-        with pytest.warns(UserWarning, match="while waiting for a pending call to `step`"):
-            envs.close(timeout=1)
-        assert venv.is_closed
+        assert venv.step([0, 0])[0][:, 2].tolist() == [1, 1]
 
 
 def test_after_an_interrupt_in_gymnasiums_async_vector_env_a_reset_is_enough() -> None:
-    options: Any = {"shared_memory": False, "autoreset_mode": AutoresetMode.SAME_STEP}
+    options: Any = {"shared_memory": False, "autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
     inner = gymnasium.vector.AsyncVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 2, **options)
     with from_gymnasium(inner) as venv:
         first, _ = venv.reset(seed=1)
         with interrupting(inner, "step_wait", first=True):
-            venv.step(ACTIONS)
+            venv.step(np.zeros(2, np.int64))
         assert venv.reset(seed=1)[0].tolist() == first.tolist()
-        assert len(venv.step(ACTIONS)[0]) == 2
+        assert len(venv.step(np.zeros(2, np.int64))[0]) == 2
 
 
 class InterruptsInClose(Counter):

@@ -41,7 +41,16 @@ ENDS = {
     "exception": "envs.step(np.zeros((2, 2), np.float32))\nraise ValueError('a mistake')",
 }
 EXIT_CODES = {"end": 0, "in a loop": 3, "exception": 1}
-QUICK = [("dummy", "end"), ("thread", "end"), ("dummy", "in a loop")]
+CASES = [("dummy", "end"), ("dummy", "in a loop"), ("thread", "end")]
+MORE_CASES = [
+    ("dummy", "exception"),
+    ("sync", "end"),
+    ("sb3", "end"),
+    ("sb3", "in a loop"),
+    ("from_gymnasium", "exception"),
+    ("recorded", "end"),
+    ("recorded", "in a loop"),
+]
 PROGRAM = """
 import sys, gymnasium as gym, numpy as np
 IMPORTS
@@ -78,7 +87,7 @@ def run(make: str, end: str = "end", begin: str = "envs.reset()", folder: Path =
     imports = "".join(f"import {name}; " for name in names) + WORKER * ("Worker)" in make)
     parts = {"IMPORTS": imports, "MAKE": make, "BEGIN": begin, "END": ENDS[end], "FOLDER": repr(str(folder))}
     program = functools.reduce(lambda text, name: text.replace(name, parts[name]), parts, PROGRAM)
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
     return done.returncode, done.stdout, done.stderr.splitlines()[-1:]
 
 
@@ -88,10 +97,7 @@ def original(name: str, end: str) -> tuple[int, str, list[str]]:
 
 
 @pytest.mark.guarantee("G9.7")
-@pytest.mark.parametrize(
-    ("name", "end"),
-    [pytest.param(name, end, marks=() if (name, end) in QUICK else FULL) for name in VECTOR_ENVS for end in ENDS],
-)
+@pytest.mark.parametrize(("name", "end"), [*CASES, *(pytest.param(name, end, marks=FULL) for name, end in MORE_CASES)])
 def test_envs_in_this_process_are_left_open_as_in_the_originals(name: str, end: str, tmp_path: Path) -> None:
     closes = hasattr(gymnasium.vector.VectorEnv, "__del__")  # of gymnasium 1.2, whose program then hangs
     expected = original("sb3" if name == "sb3" or closes else "gymnasium", end)
@@ -114,6 +120,22 @@ def test_workers_close_their_envs_before_the_library_ends(name: str) -> None:
     begin = "batch = next(iter(envs))" if "Collector" in REMOTE[name] else "envs.reset()"
     code, output, errors = run(REMOTE[name], begin=begin)
     assert (code, output.removesuffix(DELETED), errors) == (0, LAST_LINES, [])  # "auto" may choose this process
+
+
+@FULL
+def test_the_error_of_a_program_is_its_last_line() -> None:
+    assert run(REMOTE["shmem"], end="exception") == (1, LAST_LINES, ["ValueError: a mistake"])
+
+
+@FULL
+def test_a_program_ends_though_an_env_hangs_in_a_step() -> None:
+    begin = """
+import time, vecenv.engine.lifetime
+vecenv.engine.lifetime.CLOSE_TIMEOUT = 0.5
+envs.reset()
+envs.set_env_attr("step", lambda action: time.sleep(600))
+envs.send(np.zeros((2, 2), np.float32))"""
+    assert run(REMOTE["shmem"], begin=begin) == (0, LAST_LINES, [])
 
 
 @pytest.mark.guarantee("G9.9")

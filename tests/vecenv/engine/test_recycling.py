@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import psutil
 import pytest
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, TimeLimit
@@ -30,7 +29,6 @@ from vecenv import (
     VecNorm,
     WorkerDiedError,
 )
-from vecenv.backends import recycling
 
 WITHIN = 60.0
 CLASSES = [ShmemVectorEnv, *full([SubprocVectorEnv]), ON_RAY]
@@ -61,30 +59,6 @@ def test_episodes_are_those_of_envs_that_are_never_replaced(kind: Any, advance: 
     assert got == undisturbed(advance, len(got), level=5)
 
 
-@pytest.mark.parametrize("kind", [*full([ShmemVectorEnv, SubprocVectorEnv]), ON_RAY])
-@pytest.mark.parametrize("num_workers", [2, N])
-def test_async_rounds_get_every_row(kind: Any, num_workers: int) -> None:
-    def lines(venv: Any, enough: Callable[[], bool]) -> list[list[Any]]:
-        found: list[list[Any]] = [[] for _ in range(N)]
-        venv.reset(seed=3)
-        ids = np.arange(N)
-        limit = time.monotonic() + WITHIN
-        while not enough():
-            assert time.monotonic() < limit, venv.stats()
-            obs, rew, terminated, truncated, info = venv.step(np.zeros(len(ids), int), ids, autoreset=True)
-            ids = np.array([one["env_id"] for one in info])
-            for row, i in enumerate(ids):
-                found[i].append(plain([obs[row], rew[row], terminated[row], truncated[row], info[row]]))
-        return found
-
-    with kind([Leaky] * N, num_workers=num_workers, recycle_after=1, wait_num=2) as venv:
-        got = lines(venv, lambda: venv.stats()["recycled"] >= 2)
-    most = max(map(len, got))
-    with DummyVectorEnv([Leaky] * N) as venv:
-        wanted = lines(venv, lambda: venv.stats()["rounds"] > most)
-    assert got == [line[: len(own)] for line, own in zip(wanted, got, strict=True)]
-
-
 @pytest.mark.full
 def test_a_worker_that_is_too_large_is_replaced_and_its_memory_is_free() -> None:
     with ShmemVectorEnv([partial(Leaky, 2**20)] * 2, num_workers=1, recycle_after="150 MiB") as venv:
@@ -105,14 +79,6 @@ def test_memory_stays_within_the_bound_and_all_rows_are_those_without_a_leak() -
     assert found["leaked_mb"] > 3 * found["largest_mb"] / 2
 
 
-def test_a_limit_below_the_memory_of_a_new_worker_is_an_error() -> None:
-    with ShmemVectorEnv([Leaky], recycle_after="1 MB") as venv:
-        venv.reset()
-        text = r"the new worker of envs \[0\] already has \d+ MiB, more than recycle_after allows; pass a larger size"
-        with pytest.raises(ValueError, match=text):
-            venv.step([0], autoreset=True)
-
-
 def test_a_function_of_the_worker_decides_and_its_exception_changes_nothing() -> None:
     seen, problems = [], [ArithmeticError("no idea")]
 
@@ -131,13 +97,13 @@ def test_a_function_of_the_worker_decides_and_its_exception_changes_nothing() ->
         assert venv.stats()["rounds"] == done + 1
         until(venv, rows(venv, by_autoreset), 1)
         assert venv.stats()["recycled_because"] == {"function": venv.stats()["recycled"]}
-    assert seen[0].ids == range(2) or list(seen[0].ids) == [0, 1]
+    assert list(seen[0].ids) == [0, 1]
     assert seen[0].pid is not None
 
 
 @pytest.mark.parametrize("advance", [by_autoreset, *full([by_reset])])
 def test_without_memory_for_another_worker_the_old_one_ends_first(advance: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(recycling, "available_memory", lambda: 0)
+    monkeypatch.setattr("vecenv.backends.recycling.available_memory", lambda: 0)
     with ShmemVectorEnv([Leaky] * N, num_workers=N, recycle_after=1) as venv:
         first = set(venv.get_env_attr("pid"))
         got = until(venv, rows(venv, advance), 2)
@@ -146,7 +112,7 @@ def test_without_memory_for_another_worker_the_old_one_ends_first(advance: Any, 
 
 
 def test_without_memory_a_worker_of_several_envs_is_replaced_when_all_are_reset(monkeypatch: Any) -> None:
-    monkeypatch.setattr(recycling, "available_memory", lambda: 0)
+    monkeypatch.setattr("vecenv.backends.recycling.available_memory", lambda: 0)
     with ShmemVectorEnv([Leaky] * N, num_workers=2, recycle_after=1) as venv, DummyVectorEnv([Leaky] * N) as other:
         assert plain(venv.reset(seed=3)) == plain(other.reset(seed=3))
         limit = time.monotonic() + WITHIN
@@ -159,9 +125,9 @@ def test_without_memory_a_worker_of_several_envs_is_replaced_when_all_are_reset(
 def test_a_worker_that_waits_for_a_reset_of_all_its_envs_is_replaced_earlier_if_memory_is_free_again(
     monkeypatch: Any,
 ) -> None:
-    monkeypatch.setattr(recycling, "RETRY", 0.0)
+    monkeypatch.setattr("vecenv.backends.recycling.RETRY", 0.0)
     answers = iter([0])
-    monkeypatch.setattr(recycling, "available_memory", lambda: next(answers, None))
+    monkeypatch.setattr("vecenv.backends.recycling.available_memory", lambda: next(answers, None))
     with ShmemVectorEnv([Leaky] * N, num_workers=2, recycle_after=1) as venv:
         got = until(venv, rows(venv, by_autoreset), 1)
     assert next(answers, None) is None, "memory was not asked for"
@@ -169,7 +135,7 @@ def test_a_worker_that_waits_for_a_reset_of_all_its_envs_is_replaced_earlier_if_
 
 
 def test_a_new_worker_that_cannot_start_is_no_loss(tmp_path: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(recycling, "RETRY", 0.0)
+    monkeypatch.setattr("vecenv.backends.recycling.RETRY", 0.0)
     stop = tmp_path / "stop"
     env_fns = [partial(Leaky, 0, str(stop))] * N
     with ShmemVectorEnv(env_fns, num_workers=2, recycle_after=1) as venv:
@@ -183,7 +149,7 @@ def test_a_new_worker_that_cannot_start_is_no_loss(tmp_path: Any, monkeypatch: A
                 got.append(next(produced))
         text = str(shown[0].message)
         assert "a new worker for envs [0, 1] could not start, so the old worker continues" in text
-        assert "RuntimeError: no second env" in text or "no second env" in text
+        assert "no second env" in text
         assert venv.stats()["recycled"] == 0
         stop.unlink()
         got += until(venv, produced, 1)
@@ -192,8 +158,7 @@ def test_a_new_worker_that_cannot_start_is_no_loss(tmp_path: Any, monkeypatch: A
 
 @pytest.mark.guarantee("G8.5", "G8.11")
 @pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("on_error", ["raise", "restart"])
+@pytest.mark.parametrize(("victim", "on_error"), [(0, "raise"), (1, "restart")])
 def test_the_death_of_either_worker_loses_only_its_own_envs(kind: Any, victim: int, on_error: str) -> None:
     with kind([Leaky] * N, num_workers=1, recycle_after=1, on_error=on_error) as venv:
         limit = time.monotonic() + WITHIN
@@ -260,7 +225,7 @@ class ClosesLater(Leaky):
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize("kind", [ShmemVectorEnv, *full([SubprocVectorEnv])])
+@pytest.mark.parametrize("kind", full([ShmemVectorEnv, SubprocVectorEnv]))
 def test_a_worker_that_has_closed_its_envs_before_close_is_no_problem(kind: Any, tmp_path: Path) -> None:
     file = tmp_path / "close"
     with kind([partial(ClosesLater, file)] * N, num_workers=2, recycle_after=1) as venv:

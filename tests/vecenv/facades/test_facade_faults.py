@@ -18,22 +18,16 @@ from vecenv import (
 )
 from vecenv.testing import CountingEnv, ExitsOnReset, GateEnv, Gates
 
-
-def over(facade, make, env_fns):
-    """Make a vector env of the class `make` behind a facade, with a worker per env."""
-    return facade(make(env_fns, num_workers=len(env_fns)))
-
-
 NEXT, SAME = (functools.partial(GymnasiumVectorEnv, autoreset_mode=mode) for mode in ("NextStep", "SameStep"))
 KINDS = {
-    "next-step": functools.partial(over, NEXT, ShmemVectorEnv),
-    "same-step": functools.partial(over, SAME, SubprocVectorEnv),
-    "same-step-wrapped": functools.partial(over, lambda venv: SAME(VectorEnvWrapper(venv)), ShmemVectorEnv),
+    "next-step": lambda fns: NEXT(ShmemVectorEnv(fns, num_workers=2)),
+    "same-step": lambda fns: SAME(SubprocVectorEnv(fns, num_workers=2)),
+    "same-step-wrapped": lambda fns: SAME(VectorEnvWrapper(ShmemVectorEnv(fns, num_workers=2))),
 }
 
 
 @FULL
-@pytest.mark.parametrize("kind", ["next-step", "same-step", "same-step-wrapped"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_autoreset_that_kills_its_worker_is_that_error_and_the_step_before_is_kept(kind):
     envs = KINDS[kind]([lambda: CountingEnv(0, length=9), lambda: ExitsOnReset(1, at=1, length=2)])
     envs.reset()

@@ -71,11 +71,8 @@ def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
 
     Exceptions that end a program (SystemExit, ...) become EnvStepError.
     """
-    try:
-        text, trace = str(error)[:TEXT_LIMIT], _shortened("".join(traceback.format_exception(error)))
-    except Exception as broken:  # the failure must not end the worker
-        text = trace = f"<no text: its description raised {type(broken).__name__}>"
-    failure = Failure(env_id, op, type(error).__name__, text, trace)
+    trace = _shortened("".join(traceback.format_exception(error)))
+    failure = Failure(env_id, op, type(error).__name__, str(error)[:TEXT_LIMIT], trace)
     if not isinstance(error, Exception):
         if local:
             failure.error = failure.as_step_error()
