@@ -21,7 +21,6 @@ from collector import (
 from tests.support.collector_envs import (
     arrays,
     assert_equal,
-    backends,
     batch_of,
     cartpoles,
     countdowns,
@@ -30,11 +29,9 @@ from tests.support.collector_envs import (
     zeros,
 )
 from tests.support.countdown import Countdown
-from vecenv import DummyVectorEnv, ShmemVectorEnv
+from vecenv import DummyVectorEnv
 from vecenv.arguments import seed_chain
 from vecenv.transforms import CatFrames, TransformedVectorEnv
-
-NAMES = {DummyVectorEnv: "dummy", ShmemVectorEnv: "shmem"}
 
 
 def make(*lengths: int, policy: Any = zeros, steps: int = 10, **options: Any) -> SyncDataCollector:
@@ -147,16 +144,15 @@ class TestResets:
 
 class TestSeeds:
     @pytest.mark.guarantee("G6.8")
-    @backends
     @kinds
     @pytest.mark.parametrize("transforms", [None, CatFrames(2, -1)], ids=["plain", "transformed"])
-    def test_it_begins_with_the_first_episode_of_the_seed(self, kind: type, backend: Any, transforms: Any) -> None:
+    def test_it_begins_with_the_first_episode_of_the_seed(self, kind: type, transforms: Any) -> None:
         """As `reset(seed=...)` does, and `evaluate(seed=...)` too."""
         with DummyVectorEnv(pendulums(3)) as venv:
             seeded = venv if transforms is None else TransformedVectorEnv(venv, transforms.clone())
             expected, _ = seeded.reset(seed=seed_chain(10, 3)[:-1])
         own = None if transforms is None else transforms.clone()
-        with kind(pendulums(3), None, frames_per_batch=60, backend=NAMES[backend], transforms=own) as collector:
+        with kind(pendulums(3), None, frames_per_batch=60, backend="dummy", transforms=own) as collector:
             collector.rollout()
             for batch in (
                 (collector.set_seed(10), collector.rollout())[1],

@@ -601,7 +601,7 @@ def check_split(split: Any) -> None:
     ends[at] = True
     flags = np.asarray(split.terminated | split.truncated)
     assert (flags | ~ends).all(), "a step with a last observation did not end its episode"
-    is_last = mask & ~np.pad(mask[:, 1:], ((0, 0), (0, 1)))
+    is_last = mask & ~np.pad(mask[:, 1:], ((0, 0), (0, 1)), constant_values=True)
     np.testing.assert_array_equal(split.done, flags | is_last)
     for one, other in zip(nest.leaves(split.final_obs), nest.leaves(split.next.obs), strict=True):
         np.testing.assert_array_equal(one, np.asarray(other)[at])
