@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import collector
 from collector import (
     AsyncDataCollector,
     ExplorationType,
@@ -39,6 +40,11 @@ def make(*lengths: int, policy: Any = zeros, steps: int = 10, **options: Any) ->
     return SyncDataCollector(
         DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=steps * len(lengths), **options
     )
+
+
+def test_collectors_have_the_old_and_the_new_names_of_torchrl() -> None:
+    """TorchRL 0.14 has `Collector` and `AsyncCollector`. Older releases have `SyncDataCollector`."""
+    assert (collector.Collector, collector.AsyncCollector) == (SyncDataCollector, AsyncDataCollector)
 
 
 def test_iterators_go_on_where_others_have_stopped() -> None:
