@@ -117,23 +117,27 @@ class Net(torch.nn.Module):
         return {"action": torch.distributions.Categorical(logits=self.layers(obs)), "features": self.layers[0](obs)}
 
 
-def networked(backend: Any, numbers: Any, skip: Any = ()) -> dict[int, Episode]:
-    seeds = EpisodeSeeds(SEED, numbers=numbers, skip=skip)
-    collector = SyncDataCollector(backend(cartpoles(5)), Net(), frames_per_batch=5 * 16, episode_seeds=seeds)
-    found = play(collector)
-    assert collector.everything_keyed
-    return found
-
-
 @pytest.mark.guarantee("G11.3")
-def test_episodes_of_a_network_are_the_same_in_workers_and_when_some_are_skipped():
+@pytest.mark.parametrize(
+    ("fns", "policy"),
+    [
+        (cartpoles(5), Net()),
+        (pendulums(4), MLPPolicy(gymnasium.spaces.Box(-8, 8, (3,)), gymnasium.spaces.Box(-2, 2, (1,)))),
+    ],
+    ids=["actions of a set", "continuous actions"],
+)
+def test_episodes_of_a_network_are_the_same_in_workers_and_when_some_are_skipped(fns, policy):
     """Episodes that are skipped were played before the job was killed: the others get other envs."""
-    whole = networked(DummyVectorEnv, range(EPISODES))
-    assert len({len(episode) for episode in whole.values()}) > 3
-    assert_same(networked(ShmemVectorEnv, range(EPISODES)), whole)
-    skip = [0, 2, 3, 9, 11]
-    rest = networked(DummyVectorEnv, range(EPISODES), skip)
-    assert rest.keys() == set(range(EPISODES)) - set(skip)
+    skip, runs = [0, 2, 3, 9, 11], []
+    for backend, without in ((DummyVectorEnv, ()), (ShmemVectorEnv, ()), (DummyVectorEnv, skip)):
+        seeds = EpisodeSeeds(SEED, numbers=range(16), skip=without)
+        collector = SyncDataCollector(backend(fns), policy, frames_per_batch=16 * len(fns), episode_seeds=seeds)
+        runs.append(play(collector))
+        assert collector.everything_keyed
+    whole, in_workers, rest = runs
+    assert all(action in fns[0]().action_space for action in whole[0].action)
+    assert_same(in_workers, whole)
+    assert rest.keys() == set(range(16)) - set(skip)
     assert_same(rest, {number: whole[number] for number in rest})
 
 
@@ -150,19 +154,6 @@ def test_a_network_gets_a_row_for_each_env_on_one_thread_in_every_round():
     seeds = EpisodeSeeds(SEED, numbers=range(6))
     play(SyncDataCollector(cartpoles(8), Spy(), frames_per_batch=64, episode_seeds=seeds))
     assert set(seen) == {8}
-
-
-def test_the_networks_of_jobs_are_keyed():
-    env = pendulums(1)[0]()
-    torch.manual_seed(0)
-    policy, runs = MLPPolicy(env.observation_space, env.action_space), []
-    for numbers in (range(8), range(3, 8)):
-        seeds = EpisodeSeeds(SEED, numbers=numbers)
-        collector = SyncDataCollector(pendulums(4), policy, frames_per_batch=40, episode_seeds=seeds)
-        runs.append(play(collector))
-        assert collector.everything_keyed
-    assert all(action in env.action_space for action in runs[0][0].action)
-    assert_same(runs[1], {number: runs[0][number] for number in range(3, 8)})
 
 
 def test_no_action_of_those_networks_is_rounded_out_of_its_bounds():
