@@ -23,5 +23,5 @@ def test_collectors_agree_with_a_loop_over_single_envs(kind: str, backend: Any) 
     run(
         type("Programs", (Fuzz,), {"kinds": (kind,), "backends": (backend,)}),
         [0],
-        count=30 if backend is DummyVectorEnv else 8,
+        count=30 if backend is DummyVectorEnv else 4,
     )

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import tensordict  # noqa: F401  slow to import, which would look like a call that hangs
 import torch
 from gymnasium import spaces
 from hypothesis import strategies as st
@@ -207,6 +206,11 @@ class Fuzz(Program):
     steps = 8
     kinds: ClassVar[tuple[str, ...]] = ("sync", "async", "numbered")
     backends: ClassVar[Any] = BACKENDS
+
+    def __init__(self) -> None:
+        import tensordict  # noqa: F401  before the timer starts, because it is slow, and not in workers
+
+        super().__init__()
 
     @initialize(data=st.data())
     def make(self, data: Any) -> None:
