@@ -15,8 +15,6 @@ from collector import (
     CollectStats,
     Episode,
     EpisodeCutter,
-    Interruptor,
-    MultiStep,
     SequenceSummaryStats,
     StepBatch,
     SyncDataCollector,
@@ -24,16 +22,13 @@ from collector import (
 from tests.support.collector_envs import (
     arrays,
     assert_equal,
-    cartpoles,
     countdowns,
-    hand_written,
     kinds,
-    lean,
     pendulums,
     zeros,
 )
 from tests.support.countdown import Countdown, DictObs
-from vecenv import DummyVectorEnv, RowWiseWrapper, ShmemVectorEnv, nest
+from vecenv import DummyVectorEnv, RowWiseWrapper, nest
 
 
 def ones(obs: np.ndarray) -> np.ndarray:
@@ -50,46 +45,7 @@ def resets(collector: Any) -> list[int]:
 
 
 @kinds
-class TestSteps:
-    def test_steps_of_all_envs_together(self, kind: type) -> None:
-        with make(kind, 3, 4) as collector:
-            stats = collector.collect(n_step=14)
-            assert isinstance(stats, CollectStats)
-            assert stats.n_collected_steps == stats.batch.frames == 14
-            assert collector.frames == 0
-
-    def test_episodes_go_on_from_call_to_call_and_count_where_they_end(self, kind: type) -> None:
-        with make(kind, 5, 5, groups=1) if kind is AsyncDataCollector else make(kind, 5, 5) as collector:
-            stats = [collector.collect(n_step=8) for _ in range(5)]
-            assert resets(collector) == [4, 4], "none is wasted"
-        assert [each.lens.tolist() for each in stats] == [[], [5, 5], [5, 5], [5, 5], [5, 5]]
-        assert [each.n_collected_episodes for each in stats] == [0, 2, 2, 2, 2]
-        assert all((each.returns == each.lens).all() for each in stats)
-
-
-def test_steps_are_rounded_up_to_whole_rounds_with_a_warning() -> None:
-    message = "n_step=10 is not a multiple of the 3 envs: collecting 12"
-    with make(SyncDataCollector, 3, 4, 5) as collector, pytest.warns(RuntimeWarning, match=message):
-        assert collector.collect(n_step=10).n_collected_steps == 12
-    with make(AsyncDataCollector, 3, 4, 5) as collector:
-        assert collector.collect(n_step=10).n_collected_steps == 10
-
-
-@kinds
 class TestEpisodes:
-    @pytest.mark.parametrize("n_episode", [2, 7])
-    def test_exactly_that_many_whole_episodes(self, kind: type, n_episode: int) -> None:
-        with make(kind, 3, 4, 9) as collector:
-            for _ in range(2):
-                stats = collector.collect(n_episode=n_episode)
-                assert stats.n_collected_episodes == len(stats.lens) == len(stats.returns) == n_episode
-                assert stats.n_collected_steps == stats.lens.sum() == stats.batch.frames
-                rows = stats.batch.split_trajectories()
-                assert rows.mask.sum(1).tolist() == stats.lens.tolist()
-                assert (rows.step_count[:, 0] == 0).all()
-                assert (rows.obs[:, 0, 1] == 0).all()
-                np.testing.assert_array_equal(rows.final_time[np.argsort(rows.final_env)], stats.lens - 1)
-
     def test_short_episodes_are_not_preferred(self, kind: type) -> None:
         """Without shares, the env with short episodes would play nearly all of the episodes."""
         with make(kind, 1, 100) as collector:
@@ -112,32 +68,6 @@ class TestEpisodes:
             assert resets(collector) == [1, 1, 0]
             assert collector.collect(n_episode=3).lens.tolist() == [3, 3, 3]
             assert resets(collector) == [2, 2, 1]
-
-    def test_episodes_in_progress_are_left_and_do_not_count(self, kind: type) -> None:
-        with make(kind, 9, 9) as collector:
-            collector.collect(n_step=8)
-            stats = collector.collect(n_episode=2)
-            assert stats.lens.tolist() == [9, 9]
-            assert (stats.batch.obs[:, 0] == 1).all(), "the second episodes of the envs"
-            assert collector.collect(n_step=20).n_collected_steps == 20
-
-    def test_an_interruptor_leaves_no_part_of_an_episode(self, kind: type) -> None:
-        def stops(interruptor: Interruptor, calls: int) -> Any:
-            left = iter(range(calls, 0, -1))
-
-            def policy(obs: Any) -> np.ndarray:
-                if next(left, 0) == 1:
-                    interruptor.stop_collection()
-                return zeros(obs)
-
-            return policy
-
-        for calls in range(1, 9):
-            interruptor = Interruptor()
-            with make(kind, 2, 4, policy=stops(interruptor, calls), interruptor=interruptor) as collector:
-                stats = collector.collect(n_episode=6)
-            assert stats.n_collected_steps == stats.batch.frames
-            assert stats.batch.done.sum() == len(np.unique(stats.batch.traj_ids)) == stats.n_collected_episodes
 
     def test_each_episode_is_shown_once_and_whole(self, kind: type) -> None:
         seen: list[Episode] = []
@@ -188,12 +118,6 @@ class TestCutter:
         assert [(len(episode), episode.env_id) for episode in found] == [(5, 0)] * 3 + [(12, 1)]
         assert all(episode.obs[0][1] == 0 for episode in found)
 
-    def test_a_batch_that_the_program_has_changed_is_cut_as_it_is(self) -> None:
-        with make(SyncDataCollector, 3, 4) as collector:
-            batch = collector.rollout()
-        batch.mask[:, -2:] = False
-        assert [len(episode) for episode in EpisodeCutter().cut(batch)] == [3, 4, 3, 4]
-
     def test_what_it_keeps_holds_no_batch(self) -> None:
         """The cutter keeps only the steps of unfinished episodes, because an episode may be long."""
         cutter = EpisodeCutter()
@@ -226,19 +150,6 @@ class TestHooks:
             np.testing.assert_array_equal(step.terminated, step.next_obs[:, 1] == np.array([3, 4])[step.env_id])
             assert [info["env_id"] for info in step.info] == step.env_id.tolist()
 
-    def test_a_round_for_which_the_hook_returns_nothing_has_zeros(self, kind: type) -> None:
-        def sometimes(step: StepBatch) -> dict[str, Any] | None:
-            return {"seen": step.obs[:, 1] + 1} if (step.obs[:, 1] % 2).all() else None
-
-        with make(kind, 100, 100) as collector:
-            collector.collect(n_step=20, on_step=lambda step: {"seen": np.full(len(step.env_id), np.nan)})
-            batch = collector.collect(n_step=40, on_step=sometimes).batch.flatten()
-        taken = batch.obs[:, 1]
-        noted = batch.extras["seen"]
-        assert noted.dtype == taken.dtype
-        np.testing.assert_array_equal(noted[noted != 0], taken[noted != 0] + 1)
-        assert 0 < (noted != 0).sum() <= (taken % 2).sum()
-
     def test_extras_may_begin_late_and_come_in_any_order(self, kind: type) -> None:
         """The collection takes more than one internal batch of 64 rounds."""
 
@@ -250,56 +161,6 @@ class TestHooks:
             batch = collector.collect(n_episode=2, on_step=late).batch
         for name, sign in (("a", 1), ("b", -1)):
             np.testing.assert_array_equal(batch.extras[name], np.where(batch.obs[:, 1] < 70, 0, sign * batch.obs[:, 1]))
-
-    @pytest.mark.parametrize(
-        ("returned", "error", "message"),
-        [
-            (lambda step: {"x": np.zeros(1)}, ValueError, r"returned 'x' of shape \(1,\) for the 3 .*\(3, ...\)"),
-            (lambda step: {"x": 0.0}, ValueError, r"returned 'x' of shape \(\) for the 3"),
-            (lambda step: [0, 0, 0], TypeError, "must return a dict of arrays or None; it returned list"),
-            (lambda step: {"value": zeros(step.obs)}, ValueError, "returned 'value', which a batch has already"),
-            (
-                lambda step: {"x": zeros(step.obs) if step.obs[0, 1] else np.zeros(3)},
-                TypeError,
-                "returned 'x' as .*int64.* after .*float64",
-            ),
-        ],
-    )
-    def test_what_cannot_be_stored_is_an_error(self, kind: type, returned: Any, error: type, message: str) -> None:
-        def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
-            return {"action": zeros(obs), "value": zeros(obs)}
-
-        one_group = {"groups": 1} if kind is AsyncDataCollector else {}
-        collector = make(kind, 9, 9, 9, policy=policy, **one_group)
-        with collector, pytest.raises(error, match=f"on_step {message}"):
-            collector.collect(n_step=12, on_step=returned)
-
-    @pytest.mark.parametrize("name", ["obs", "next", "policy_version"])
-    def test_names_of_the_batchs_own_are_refused_in_the_first_round(self, kind: type, name: str) -> None:
-        calls: list[int] = []
-
-        def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
-            calls.append(1)
-            return {"action": zeros(obs), name: zeros(obs) + 7}
-
-        with make(kind, 3, 4, policy=policy) as collector:
-            with pytest.raises(ValueError, match=f"the policy returned '{name}', which a batch has already"):
-                collector.collect(n_step=10)
-            assert len(calls) == 1
-        with (
-            make(kind, 3, 4, policy=policy, init_random_frames=10) as collector,
-            pytest.raises(ValueError, match=f"the policy returned '{name}'"),
-        ):
-            collector.next()
-        with make(kind, 3, 4) as collector, pytest.raises(ValueError, match=f"on_step returned '{name}'"):
-            collector.collect(n_step=10, on_step=lambda step: {name: zeros(step.obs)})
-
-    def test_random_actions_can_take_the_policys_place(self, kind: type) -> None:
-        with make(kind, 30, 40) as collector:
-            batch = collector.collect(n_step=100, random=True).batch
-            assert batch.random.all()
-            assert len(np.unique(batch.action)) == 3
-            assert (collector.collect(n_step=100).batch.flatten().action[-50:] == 1).all()
 
     def test_the_policy_gets_nothing_that_was_never_observed(self, kind: type) -> None:
         """The first call only learns the layout of the outputs. Not all envs have been reset at this time."""
@@ -383,19 +244,6 @@ class TestRender:
             assert collector.stats().hooks == 1.25
             assert collector.stats().bottleneck_share == "hooks 100 %"
 
-    @pytest.mark.parametrize("pause", [-1, float("nan"), True, "human"])
-    def test_a_pause_that_is_none_is_refused_before_anything_is_collected(self, pause: Any) -> None:
-        with make(SyncDataCollector, 3) as collector:
-            with pytest.raises(ValueError, match="render is the pause after each frame in seconds"):
-                collector.collect(n_step=5, render=pause)
-            assert collector.collect(n_step=5).n_collected_steps == 5
-
-    def test_envs_that_are_stepping_cannot_be_shown(self) -> None:
-        with make(AsyncDataCollector, 3, 4) as collector:
-            with pytest.raises(ValueError, match="render needs a synchronous collector"):
-                collector.collect(n_step=10, render=0.1)
-            assert collector.collect(n_step=10).n_collected_steps == 10
-
 
 @kinds
 def test_reset_before_collect_leaves_episodes_and_passes_arguments_on(kind: type) -> None:
@@ -410,66 +258,6 @@ def test_reset_before_collect_leaves_episodes_and_passes_arguments_on(kind: type
     with kind(DummyVectorEnv(pendulums(1)), None, frames_per_batch=4) as collector:
         batch = collector.collect(n_step=39, reset_before_collect=True, gym_reset_kwargs={"seed": 7}).batch.flatten()
     assert len(np.unique(batch.obs[::13], axis=0)) == 3, "the next episodes begin without them"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "exactly one of n_step and n_episode; got n_step=None, n_episode=None"),
-        ({"n_step": 1, "n_episode": 1}, "exactly one"),
-        ({"n_step": 0}, "n_step must be an integer of at least 1, got 0"),
-        ({"n_episode": -2}, "n_episode must be an integer of at least 1, got -2"),
-        ({"n_step": 2.5}, "n_step must be a whole number, got 2.5"),
-        ({"n_episode": "4"}, "n_episode must be a whole number, got '4'"),
-        ({"n_step": 4, "on_episode": print}, "on_episode needs n_episode"),
-        ({"n_step": 4, "gym_reset_kwargs": {"seed": 1}}, "reset_before_collect=True"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_before_anything_is_collected(options: Any, message: str) -> None:
-    with make(SyncDataCollector, 3, 4) as collector:
-        with pytest.raises((ValueError, TypeError), match=message):
-            collector.collect(**options)
-        assert resets(collector) == [0, 0]
-
-
-def test_statistics_are_those_of_a_hand_written_loop() -> None:
-    with DummyVectorEnv(cartpoles(3)) as venv:
-        loop = hand_written(venv, lean, steps=300, seed=2)
-    done = loop["terminated"] | loop["truncated"]
-    expected = [np.diff(np.flatnonzero(row), prepend=-1)[:quota] for row, quota in zip(done, (3, 2, 2), strict=True)]
-    with SyncDataCollector(ShmemVectorEnv(cartpoles(3)), lean, frames_per_batch=30) as collector:
-        collector.set_seed(2)
-        stats = collector.collect(n_episode=7)
-    np.testing.assert_array_equal(stats.lens, np.concatenate(expected))
-    np.testing.assert_array_equal(stats.returns, stats.lens)
-
-
-@kinds
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"split_trajs": True}, {"postproc": MultiStep(3, 0.9)}, {"storing_device": "cpu"}, {"return_same_td": True}],
-    ids=str,
-)
-def test_a_batch_has_the_returns_of_the_episodes_that_end_in_it(kind: type, options: dict[str, Any]) -> None:
-    """Forms of a batch keep them, also `MultiStep`, which changes the rewards."""
-    found, expected = list[float](), list[float]()
-    with DummyVectorEnv(cartpoles(3)) as venv, DummyVectorEnv(cartpoles(3)) as same:
-        cutter = EpisodeCutter()
-        with kind(venv, lean, frames_per_batch=30, **options) as it, kind(same, lean, frames_per_batch=30) as plain:
-            assert np.isnan(it.stats().mean_return)
-            it.set_seed(1)
-            plain.set_seed(1)
-            for _ in range(14):
-                ended = cutter.cut(plain.next())
-                returns = it.next().episode_returns
-                assert (type(returns), returns.dtype) == (np.ndarray, np.float64)
-                found += returns.tolist()
-                expected += ended.returns[np.argsort(ended.env_id, kind="stable")].tolist()
-            stats = it.stats()
-    assert found == expected
-    assert len(found) > 6
-    assert (stats.episodes, stats.mean_return) == (len(found), pytest.approx(np.mean(found)))
-    assert f"; {len(found)} episodes, mean return {stats.mean_return:g}" in str(stats)
 
 
 class TestStats:
@@ -492,21 +280,6 @@ class TestStats:
         with SyncDataCollector(venv, zeros, frames_per_batch=6) as collector:
             stats = collector.collect(n_episode=4)
         assert stats.returns.tolist() == [1000.0] * 4
-
-    def test_vector_rewards_give_vector_returns(self) -> None:
-        class Two(Countdown):
-            def step(self, action: Any) -> Any:
-                obs, _, *rest = super().step(action)
-                return (obs, np.array([1.0, self.taken]), *rest)
-
-        with SyncDataCollector(
-            DummyVectorEnv([partial(Two, 3), partial(Two, 4)]), zeros, frames_per_batch=8
-        ) as collector:
-            stats = collector.collect(n_episode=4)
-            assert collector.rollout().reward.shape == (2, 4, 2)
-            assert (collector.stats().episodes, collector.stats().mean_return) == (6, 11.5)
-        assert stats.returns.tolist() == [[3, 6], [3, 6], [4, 10], [4, 10]]
-        assert stats.batch.episode_returns.tolist() == stats.returns.tolist()
 
 
 @kinds

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -14,14 +11,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from collector import AsyncDataCollector, EpisodeSeeds, MLPPolicy, RandomPolicy, SyncDataCollector
+from collector import AsyncDataCollector, EpisodeSeeds, RandomPolicy, SyncDataCollector
 from collector.batch.rollout import FlatRollout
 from tests.support.collector_envs import backends, countdowns, zeros
-from tests.support.countdown import BreaksOnce, Countdown, DictObs, PaysTwo, Tells
 from tests.support.devices import ACCELERATOR, needs_accelerator
 from tests.support.memory import Memory
-from vecenv import DummyVectorEnv, ShmemVectorEnv, VectorEnvWrapper, nest
-from vecenv.transforms import VecNorm
+from vecenv import DummyVectorEnv, ShmemVectorEnv
 
 ENVS, STEPS = 4, 12
 
@@ -108,53 +103,6 @@ def test_a_policy_on_a_device_needs_one_copy_less() -> None:
     assert copies(ShmemVectorEnv, Net(), rollout, policy_device=ACCELERATOR) == 1
 
 
-class Same(VectorEnvWrapper):
-    """Wrapper that hides the engine, so that the collector gets copies."""
-
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        return self.venv.step(*args, **kwargs)
-
-
-class Whole(VectorEnvWrapper):
-    """As `Same`, but workers still reset envs in the round of the last step."""
-
-
-FORMS: dict[str, Callable[[], Any]] = {
-    "array": partial(Countdown, 4),
-    "dict and tuple": lambda: DictObs(Countdown(4)),
-    "vector reward": lambda: PaysTwo(Countdown(4)),
-    "infos": partial(Tells, 4),
-    "failure": partial(BreaksOnce, 4, 1, 2),
-}
-
-
-@backends
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("options", [{}, {"max_frames_per_traj": 3}, {"episode_seeds": EpisodeSeeds}], ids=str)
-@pytest.mark.filterwarnings("ignore:.*broke off because envs failed")
-def test_views_change_no_value(backend: Any, form: str, options: dict[str, Any]) -> None:
-    def collect(wrap: Callable[[Any], Any]) -> list[Any]:
-        made = {name: value(0) if value is EpisodeSeeds else value for name, value in options.items()}
-        venv = backend([FORMS[form]] * 3, on_error="restart")
-        venv.seed(3)
-        with SyncDataCollector(wrap(venv), frames_per_batch=21, **made) as collector:
-            batches = [collector.rollout() for _ in range(3)]
-            if not made.get("episode_seeds"):
-                batches.append(collector.collect(n_episode=5).batch)
-        return [columns_of(each) for each in batches]
-
-    plain, wrapper = collect(lambda venv: venv), Same if options.get("max_frames_per_traj") else Whole
-    for batch, expected in zip(plain, collect(wrapper), strict=True):
-        assert batch.keys() == expected.keys()
-        for name in batch:
-            np.testing.assert_array_equal(batch[name], expected[name], err_msg=str(name))
-
-
-def columns_of(batch: Any) -> dict[Any, Any]:
-    found = {each.name: getattr(batch, each.name) for each in fields(batch)}
-    return dict(nest.items(found | {"next_obs": batch.next.obs}))
-
-
 @backends
 def test_results_belong_to_their_owner(backend: Any) -> None:
     """Steps of the program, batches and a hook's arrays share no memory with the arena, and never change."""
@@ -215,21 +163,3 @@ def test_a_step_that_the_program_replaced_is_called(monkeypatch: pytest.MonkeyPa
     with SyncDataCollector(venv, frames_per_batch=ENVS * STEPS) as collector:
         collector.rollout()
     assert len(calls) == STEPS
-
-
-def test_a_state_has_copies_of_statistics_and_live_weights_as_in_torch() -> None:
-    with gymnasium.make("CartPole-v1") as env:
-        policy = MLPPolicy(env.observation_space, env.action_space)
-    options: dict[str, Any] = {"frames_per_batch": 4, "transforms": VecNorm(["observation"])}
-    with SyncDataCollector(["CartPole-v1"], policy, **options) as collector:
-        collector.next()
-        state = collector.state_dict()
-        kept = copy.deepcopy(state)
-        collector.next()
-        with torch.no_grad():
-            next(policy.parameters()).add_(1)
-    for name, value in policy.state_dict().items():
-        assert torch.equal(state["policy_state_dict"][name], value)
-    assert any(not torch.equal(kept["policy_state_dict"][name], value) for name, value in policy.state_dict().items())
-    statistics = zip(nest.leaves(state["env_state_dict"]), nest.leaves(kept["env_state_dict"]), strict=True)
-    assert all(np.array_equal(one, other) for one, other in statistics)

@@ -12,7 +12,7 @@ import pytest
 from gymnasium.spaces import Box
 from gymnasium.vector import SyncVectorEnv
 
-from collector import Dataset, EpisodeCutter, MultiStep, RecordEpisodes, SyncDataCollector
+from collector import Dataset, MultiStep, RecordEpisodes, SyncDataCollector
 from tests.support.simulators import Alone, Simulator, count_calls
 from vecenv import DummyVectorEnv, from_gymnasium, nest
 from vecenv.transforms import CatFrames, RewardSum
@@ -99,23 +99,21 @@ def test_infos_of_columns_are_those_of_the_same_envs_one_by_one(reads: str, fina
             np.testing.assert_array_equal(found, column, err_msg=name)
 
 
-@pytest.mark.parametrize("final", ["masked", "lost"])
-def test_a_round_of_a_simulator_does_nothing_per_env(final: str) -> None:
+@pytest.mark.usefixtures("no_fsync")
+@pytest.mark.parametrize("final", ["masked", "lost", "recorded"])
+def test_a_round_of_a_simulator_does_nothing_per_env(final: str, tmp_path: Path) -> None:
     def by_speed(obs: np.ndarray, speed: Any) -> np.ndarray:
         return np.zeros((len(obs), 2), np.float32)
 
     counts = []
-    for n in (8, 64):
-        options: Any = {"info_keys": ("speed", "goal", "nowhere"), "frames_per_batch": 2 * n}
-        simulated = EndTogether(n, final)
-        with SyncDataCollector(
-            from_gymnasium(simulated, has_final_obs=final != "lost"), by_speed, **options
-        ) as collector:
-            with pytest.warns(RuntimeWarning, match="no info has had 'nowhere'"):
-                collector.next(), collector.next()
-            counts.append(count_calls(collector.next))
-            assert simulated.ends
-    assert counts[0] == counts[1]
+    for n in (4, 8, 64):  # the first one also imports modules
+        venv = from_gymnasium(EndTogether(n, "lost" if final == "lost" else "masked"), has_final_obs=final != "lost")
+        if final == "recorded":
+            venv = RecordEpisodes(venv, tmp_path / str(n), info_keys=("speed", "goal"))
+        collector = SyncDataCollector(venv, by_speed, frames_per_batch=2 * n, info_keys=("speed", "goal"))
+        collector.next(), collector.next()
+        counts.append((count_calls(collector.next), count_calls(collector.shutdown)))
+    assert counts[1] == counts[2]
 
 
 class EndTogether(Simulator):
@@ -246,19 +244,6 @@ def test_a_recorded_simulator_gets_the_tensors_of_the_caller(tmp_path: Path) -> 
     np.testing.assert_array_equal(Dataset(tmp_path)[0].action, np.full((2, 2), 0.5, np.float32))
 
 
-@pytest.mark.usefixtures("no_fsync")
-def test_recording_a_simulator_does_nothing_per_env(tmp_path: Path) -> None:
-    counts = []
-    for n in (8, 64):
-        simulated = EndTogether(n, "whole")
-        venv = RecordEpisodes(from_gymnasium(simulated), tmp_path / str(n), info_keys=("speed", "goal"))
-        collector = SyncDataCollector(venv, frames_per_batch=2 * n)
-        collector.next(), collector.next()
-        counts.append((count_calls(collector.next), count_calls(collector.shutdown)))
-        assert len(Dataset(tmp_path / str(n))) == 6 * n
-    assert counts[0] == counts[1]
-
-
 class Wide(Simulator):
     """Simulator with 300 numbers per env."""
 
@@ -286,32 +271,3 @@ def test_recording_keeps_a_bounded_part_of_the_steps(tmp_path: Path) -> None:
     stored = sum(each.nbytes for each in Dataset(tmp_path))
     assert stored > 40 * 2**20
     assert peak < 10 * 2**20
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_episodes_that_span_batches_are_whole(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of large observations are not copied again, and rows of small ones are."""
-    monkeypatch.setattr("collector.episodes.cutter.LARGE_ROW", 1 if large else 2**20)
-    cutter, found = EpisodeCutter(["lap"]), list[Any]()
-    with SyncDataCollector(simulator(n=9, more=True), frames_per_batch=9, info_keys=["lap"]) as collector:
-        for _ in range(40):
-            batch = cutter.cut(collector.next())
-            assert (len(batch.obs_parts) > 1) == (large and len(batch) > 0)
-            found += list(batch)
-            assert cutter.unfinished_nbytes == 38 * cutter.unfinished_steps
-    assert len(found) == sum(40 // (2 + i) for i in range(9))
-    for each in found:
-        length = 2 + each.env_id
-        assert each.obs[:, :2].tolist() == [[each.env_id, t] for t in range(length + 1)]
-        assert len({*each.obs[:, 2].tolist()}) == 1
-        assert each.info["lap"].tolist() == [t * (each.env_id % 2) for t in range(1, length + 1)]
-        assert each.terminated[-1] ^ each.truncated[-1]
-
-
-def test_record_episodes_needs_last_observations(tmp_path: Path) -> None:
-    with (
-        from_gymnasium(Simulator(np), has_final_obs=False) as venv,
-        pytest.raises(ValueError, match="has_final_obs=False"),
-    ):
-        RecordEpisodes(venv, tmp_path / "data")
-    assert not (tmp_path / "data").exists()

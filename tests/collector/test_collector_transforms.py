@@ -10,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gymnasium import spaces  # noqa: E402
 
 from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
 from collector.device.torch_vector_env import TransformedOnDevice  # noqa: E402
@@ -133,16 +132,6 @@ def test_the_policy_gets_what_is_on_its_device_already() -> None:
     assert seen[2] is made[1]
 
 
-def test_observations_that_were_changed_since_are_brought_again() -> None:
-    venv = TransformedOnDevice(DummyVectorEnv(env_fns(VECTOR)), CatFrames(2, -1), "cpu")
-    with venv:
-        obs, _ = venv.reset()
-        assert venv.on_device(obs) is not None
-        assert venv.on_device(obs.copy()) is None
-        venv.reset([1])
-        assert venv.on_device(obs) is None
-
-
 def assert_equal_states(one: Any, other: Any) -> None:
     np.testing.assert_equal(*(nest.map(nest.as_array, state) for state in (one, other)))
 
@@ -173,25 +162,6 @@ def test_steps_in_flight_do_not_change_loaded_statistics(kind: type) -> None:
         collector.next()
         collector.load_state_dict(state)
         assert_equal_states(collector.env.state_dict(), state["env_state_dict"])
-
-
-def test_a_vector_env_stays_open_where_the_transforms_do_not_fit() -> None:
-    with DummyVectorEnv(env_fns(VECTOR)) as venv:
-        with pytest.raises(ValueError, match="finds no"):
-            SyncDataCollector(venv, frames_per_batch=30, transforms=Resize(4, in_keys=["pixels"]))
-        with pytest.raises(TypeError, match="a transform must be a Transform or a function"):
-            SyncDataCollector(venv, frames_per_batch=30, transforms=3)
-        assert venv.reset()[0].shape == (3, 5)
-    transform = CatFrames(2, -1)
-    made: list[Any] = []
-
-    def make() -> Any:
-        made.append(DummyVectorEnv(env_fns(spaces.Text(3))))
-        return made[0]
-
-    with pytest.raises(ValueError, match="transform"):
-        SyncDataCollector(make, frames_per_batch=30, transforms=transform)
-    assert made[0].is_closed
 
 
 @pytest.mark.parametrize("kind", [SyncDataCollector, pytest.param(AsyncDataCollector, marks=FULL)])

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from collector import AsyncDataCollector, ExplorationType, RandomPolicy, SyncDataCollector, set_exploration_type
-from tests.support.backends import FULL
-from tests.support.collector_envs import backends, cartpoles, kinds
+from tests.support.collector_envs import cartpoles, kinds
 from tests.support.countdown import Countdown
 from tests.support.local_ray import FAR, NEAR
 from tests.support.shared_envs import Counted
-from vecenv import DummyVectorEnv, EnvCreator, SyncVectorEnv, TransformedEnv, VectorEnvNormObs, VectorEnvWrapper
+from vecenv import DummyVectorEnv, EnvCreator, SyncVectorEnv, TransformedEnv, VectorEnvNormObs
 from vecenv.backends.memory import state_copies
-from vecenv.transforms import CatFrames, NormalizeReward, RewardScaling, TimeLimit, TransformedVectorEnv, VecNorm
+from vecenv.transforms import CatFrames, NormalizeReward, RewardScaling, TransformedVectorEnv, VecNorm
 
 torch = pytest.importorskip("torch")
 
@@ -36,15 +35,6 @@ class Policy(torch.nn.Module):
 
 def fns(n: int = 3) -> list[Any]:
     return [partial(Countdown, 7)] * n
-
-
-def test_attributes_of_the_training_envs_are_not_copied() -> None:
-    with SyncDataCollector(fns(2), Policy(), frames_per_batch=8) as collector, DummyVectorEnv(fns(2)) as eval_env:
-        for venv in (collector.env, eval_env):
-            venv.set_env_attr("length", 3)
-        assert collector.collect(n_episode=2).lens.tolist() == [3, 3]
-        assert collector.evaluate(2).lens.tolist() == [7, 7]
-        assert collector.evaluate(2, eval_env=eval_env).lens.tolist() == [3, 3]
 
 
 @kinds
@@ -83,11 +73,10 @@ def test_a_collector_within_a_collection_has_a_type_of_its_own() -> None:
 
 
 @kinds
-@pytest.mark.parametrize("backend", ["dummy", pytest.param("shmem", marks=FULL)])
-def test_evaluation_leaves_the_training_as_it_is(kind: type, backend: str) -> None:
+def test_evaluation_leaves_the_training_as_it_is(kind: type) -> None:
     found = []
     for evaluates in (False, True):
-        with kind(fns(), Policy(), frames_per_batch=30, total_frames=90, backend=backend) as collector:
+        with kind(fns(), Policy(), frames_per_batch=30, total_frames=90, backend="dummy") as collector:
             collector.set_seed(3)
             torch.manual_seed(3)
             steps = []
@@ -100,9 +89,7 @@ def test_evaluation_leaves_the_training_as_it_is(kind: type, backend: str) -> No
                     assert stats.returns.tolist() == [14.0] * 5
                     assert (stats.batch.action == 2).all()
                     assert len(np.unique(collector.evaluate(9, "random", keep=True).batch.action)) == 3
-                    torch.manual_seed(3)
-                else:
-                    torch.manual_seed(3)
+                torch.manual_seed(3)
             assert collector.frames == 90
         found.append(np.concatenate(steps, axis=1))
     np.testing.assert_array_equal(*found)
@@ -150,27 +137,15 @@ def test_with_a_seed_the_same_episodes_begin() -> None:
     assert not np.array_equal(first[:1], other[:1])
 
 
-@backends
-def test_envs_that_are_passed_stay_open(backend: Any) -> None:
+@pytest.mark.parametrize("make", [DummyVectorEnv, SyncVectorEnv])
+def test_envs_that_are_passed_stay_open(make: Any) -> None:
     with (
         SyncDataCollector(DummyVectorEnv(fns()), Policy(), frames_per_batch=9) as collector,
-        backend(fns(2)) as other,
+        contextlib.closing(make(fns(2))) as other,
     ):
         for _ in range(2):
             assert collector.evaluate(3, eval_env=other).returns.tolist() == [14.0] * 3
-        assert not other.is_closed
-        with pytest.raises(ValueError, match=r"you passed a vector env or env, not functions .* eval_env="):
-            collector.evaluate(3)
-
-
-def test_a_facade_is_played_below_and_other_objects_are_refused() -> None:
-    with SyncDataCollector(DummyVectorEnv(fns()), Policy(), frames_per_batch=9) as collector:
-        with contextlib.closing(SyncVectorEnv(fns(2))) as facade:
-            assert collector.evaluate(3, eval_env=facade).returns.tolist() == [14.0] * 3
-            assert not facade.closed
-        for wrong in (fns(2), fns(1)[0], fns(1)[0](), gymnasium.vector.SyncVectorEnv(fns(2))):
-            with pytest.raises(TypeError, match=r"eval_env must be a vector env of vecenv, got .* DummyVectorEnv"):
-                collector.evaluate(3, eval_env=wrong)
+        assert len(other.reset()[0]) == 2
 
 
 def ones(obs: Any) -> Any:
@@ -250,12 +225,11 @@ def moments_of(collector: Any, source: Any) -> tuple[np.ndarray, np.ndarray]:
     return norm.moments()["observation"]
 
 
-@pytest.mark.parametrize("backend", ["dummy", pytest.param("shmem", marks=FULL)])
-def test_an_env_that_is_passed_gets_frozen_copies_of_the_collectors_transforms(backend: str, raw: Any) -> None:
+def test_an_env_that_is_passed_gets_frozen_copies_of_the_collectors_transforms(raw: Any) -> None:
     """As `EvalCallback` of Stable-Baselines3 2.9 copies the statistics of `VecNormalize`."""
     transforms = [VecNorm(["observation"]), CatFrames(2, -1), NormalizeReward()]
     with (
-        SyncDataCollector(cartpoles(2), ones, frames_per_batch=40, transforms=transforms, backend=backend) as collector,
+        SyncDataCollector(cartpoles(2), ones, frames_per_batch=40, transforms=transforms) as collector,
         DummyVectorEnv(cartpoles(2)) as eval_env,
     ):
         frozen = None
@@ -273,63 +247,6 @@ def test_an_env_that_is_passed_gets_frozen_copies_of_the_collectors_transforms(b
             own = collector.evaluate(5, seed=1, eval_env=frozen, keep=True).batch
             np.testing.assert_allclose(own.obs[:, -4:], (raw.obs - first[0]) / first[1], rtol=1e-4, atol=1e-5)
         assert eval_env.reset()[0].shape == (2, 4)
-
-
-NORMS = {
-    "VecNorm": lambda venv: TransformedVectorEnv(venv, VecNorm(["observation"])),
-    "VectorEnvNormObs": VectorEnvNormObs,
-}
-
-
-@pytest.mark.parametrize("name", NORMS)
-def test_an_env_that_is_passed_without_the_statistics_of_the_training_env_is_refused(name: str, raw: Any) -> None:
-    with (
-        SyncDataCollector(NORMS[name](DummyVectorEnv(cartpoles(2))), ones, frames_per_batch=40) as collector,
-        DummyVectorEnv(cartpoles(2)) as eval_env,
-    ):
-        collector.next()
-        with pytest.raises(ValueError, match=rf"normalises observations by {name}, and eval_env does not: pass"):
-            collector.evaluate(2, eval_env=eval_env)
-        with pytest.raises(ValueError, match=rf"normalises observations by {name}, and eval_env does not: pass"):
-            collector.evaluate(2, eval_env=TransformedVectorEnv(eval_env, TimeLimit(5)))
-        mean, std = moments_of(collector, None)
-        wrapped = NORMS[name](eval_env)
-        if name == "VecNorm":
-            wrapped = TransformedVectorEnv(eval_env, collector.env.transform.frozen_copy())
-        else:
-            wrapped = VectorEnvNormObs(eval_env, update_obs_rms=False)
-            wrapped.set_obs_rms(collector.env.get_obs_rms())
-        batch = collector.evaluate(5, seed=1, eval_env=wrapped, keep=True).batch
-        np.testing.assert_allclose(batch.obs, (raw.obs - mean) / std, rtol=1e-4, atol=1e-5)
-    with (
-        SyncDataCollector(
-            TransformedVectorEnv(DummyVectorEnv(cartpoles(2)), NormalizeReward()), ones, frames_per_batch=40
-        ) as collector,
-        DummyVectorEnv(cartpoles(2)) as eval_env,
-    ):
-        assert len(collector.evaluate(2, eval_env=eval_env).returns) == 2  # observations are the same without it
-
-
-def stacked() -> Any:
-    return TransformedEnv(gymnasium.make("CartPole-v1"), CatFrames(2, -1))
-
-
-def test_an_env_that_is_passed_with_other_observations_is_refused() -> None:
-    with (
-        SyncDataCollector([stacked] * 2, ones, frames_per_batch=4) as collector,
-        DummyVectorEnv(cartpoles(2)) as eval_env,
-        DummyVectorEnv([stacked]) as alike,
-        DummyVectorEnv(cartpoles(1)) as below,
-    ):
-        with pytest.raises(
-            ValueError, match=r"observations with obs of shape \(4,\) .* trained on obs of shape \(8,\)"
-        ):
-            collector.evaluate(2, eval_env=eval_env)
-        for each in (
-            alike,
-            TransformedVectorEnv(below, CatFrames(2, -1)),
-        ):  # it does not matter where frames are joined
-            assert collector.evaluate(2, eval_env=each).n_collected_episodes == 2
 
 
 REWARDS = {
@@ -366,10 +283,7 @@ def test_returns_of_an_evaluation_are_sums_of_the_envs_own_rewards(name: str) ->
 
 LEARNING = {
     "VecNorm": [partial(normalised, lambda env: TransformedEnv(env, VecNorm()))] * 2,
-    "NormalizeReward": [partial(normalised, lambda env: TransformedEnv(env, [NormalizeReward()]))] * 2,
     "NormalizeObservation": [partial(normalised, gymnasium.wrappers.NormalizeObservation)] * 2,
-    "NormalizeReward of gymnasium": [partial(normalised, gymnasium.wrappers.NormalizeReward)] * 2,
-    "VecNorm of one env of two": [*cartpoles(1), partial(normalised, lambda env: TransformedEnv(env, VecNorm()))],
     "VecNorm of a creator in a function": lambda: DummyVectorEnv(
         [EnvCreator(partial(normalised, lambda env: TransformedEnv(env, VecNorm())))] * 2
     ),
@@ -396,15 +310,6 @@ def test_envs_that_learn_each_for_itself_are_refused(name: str) -> None:
         collector.next()
 
 
-@FULL
-def test_workers_report_that_they_learn() -> None:
-    with (
-        SyncDataCollector(LEARNING["NormalizeObservation"], frames_per_batch=4, backend="shmem") as collector,
-        pytest.raises(ValueError, match="lack the statistics of NormalizeObservation"),
-    ):
-        collector.evaluate(1)
-
-
 def test_envs_whose_statistics_are_frozen_are_made_anew() -> None:
     def frozen(env: Any) -> Any:
         env = gymnasium.wrappers.NormalizeObservation(env)
@@ -413,17 +318,6 @@ def test_envs_whose_statistics_are_frozen_are_made_anew() -> None:
 
     with SyncDataCollector([partial(normalised, frozen)] * 2, ones, frames_per_batch=4) as collector:
         assert collector.evaluate(2).n_collected_episodes == 2
-
-
-def test_a_wrapper_of_another_kind_is_refused() -> None:
-    class Doubled(VectorEnvWrapper):
-        pass
-
-    with (
-        SyncDataCollector(lambda: Doubled(DummyVectorEnv(cartpoles(2))), frames_per_batch=4) as collector,
-        pytest.raises(ValueError, match="would lack the statistics of the Doubled around this vector env"),
-    ):
-        collector.evaluate(1)
 
 
 def test_it_does_not_count_in_what_training_envs_share() -> None:
@@ -442,13 +336,3 @@ def test_after_the_last_batch_it_makes_envs_and_closes_them() -> None:
     assert len(list(collector)) == 1
     assert collector.evaluate(3).returns.tolist() == [14.0] * 3  # a fixture detects workers that are not closed
     assert collector.evaluate(3).returns.tolist() == [14.0] * 3
-
-
-def test_wrong_arguments() -> None:
-    with SyncDataCollector(fns(), Policy(), frames_per_batch=9) as collector:
-        with pytest.raises(ValueError, match="n_episode must be an integer of at least 1"):
-            collector.evaluate(0)
-        with pytest.raises(ValueError, match="an exploration type is one of random, mode, mean; got 'best'"):
-            collector.evaluate(1, "best")
-        with pytest.raises(ValueError, match="an exploration type is one of"), set_exploration_type("best"):
-            pass

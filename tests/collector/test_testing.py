@@ -25,6 +25,7 @@ COLLECTORS = [
 ]
 
 
+@pytest.mark.guarantee("G10.13")
 @pytest.mark.parametrize("make", COLLECTORS, ids=str)
 @pytest.mark.parametrize("check", COLLECTOR_CHECKS)
 def test_our_collectors_pass(check: str, make: Any) -> None:

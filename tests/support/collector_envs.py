@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -85,6 +85,16 @@ def hand_written(venv: Any, policy: Any, steps: int, seed: int) -> dict[str, np.
 def arrays(batch: Rollout | FlatRollout) -> dict[str, np.ndarray]:
     names = ("obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count")
     return {name: getattr(batch, name) for name in names} | {"next_obs": batch.next.obs}
+
+
+def by_env(batches: Iterable[Rollout | FlatRollout]) -> list[dict[str, np.ndarray]]:
+    """Return the steps of each env over all batches, without the episodes of envs that failed."""
+    flats = [batch.flatten() for batch in batches]
+    ids = np.concatenate([flat.env_ids for flat in flats])
+    columns = [arrays(flat) for flat in flats]
+    whole = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
+    kept = ~np.isin(whole["traj_ids"], np.concatenate([flat.broken_ids for flat in flats]))
+    return [{name: rows[kept & (ids == env)] for name, rows in whole.items()} for env in range(ids.max() + 1)]
 
 
 def assert_equal(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:

@@ -49,17 +49,6 @@ class Stops(Countdown):
         raise StopIteration("the env stopped")
 
 
-class Empty(gymnasium.ObservationWrapper):
-    """Countdown with an observation entry that has no elements."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(Countdown(length))
-        self.observation_space = spaces.Dict({"a": self.env.observation_space, "empty": spaces.Box(0, 1, (0,))})
-
-    def observation(self, observation: Any) -> Any:
-        return {"a": observation, "empty": np.zeros(0, np.float32)}
-
-
 class PaysTwo(gymnasium.RewardWrapper):
     def reward(self, reward: Any) -> Any:
         return np.array([1.0, 2.0])

@@ -108,17 +108,3 @@ class TestTensordict:
             expected[row] = reward[row] + (0 if terminated[row] else 0.9 ** steps[row] * ahead)
         np.testing.assert_allclose(targets.numpy().ravel(), expected, rtol=1e-5, atol=1e-6)
         assert done.sum() == (14 if terminated.any() else 2)
-
-
-@pytest.mark.parametrize("form", ["flat", "tensors"])
-def test_a_batch_of_it_is_not_split_afterwards(form):
-    batch = n_step_batch(counting(2, length=4), 3, storing_device="cpu" if form == "tensors" else None)
-    with pytest.raises(ValueError, match="split_trajs=True"):
-        batch.split_trajectories()
-    assert n_step_batch(counting(2, length=4), 1).split_trajectories().frames == 20
-
-
-@pytest.mark.parametrize(("n", "gamma"), [(0, 0.9), (0.99, 3), (True, 0.9), (3, 0.0), (3, 1.5)])
-def test_wrong_arguments_are_refused(n, gamma):
-    with pytest.raises(ValueError, match=r"MultiStep\(n, gamma\) needs"):
-        MultiStep(n, gamma)
