@@ -47,6 +47,14 @@ WRAPPERS: dict[str, Any] = {
     "flatten": wrappers.FlattenObservation,
     "clip action": wrappers.ClipAction,
     "dtype": partial(wrappers.DtypeObservation, dtype=np.float64),
+    "filter": partial(wrappers.FilterObservation, filter_keys=["z"]),
+    "rescale action": partial(wrappers.RescaleAction, min_action=-1, max_action=1),
+    "transform": partial(
+        wrappers.VectorizeTransformObservation,
+        wrapper=gymnasium.wrappers.TransformObservation,
+        func=lambda obs: obs * 2,
+        observation_space=None,
+    ),
     "list": wrappers.DictInfoToList,
 }
 FLOATS = ("floats", "doubles", "half")
@@ -148,12 +156,13 @@ class Fuzz(Program):
         self.both = [gymnasium.vector.SyncVectorEnv(env_fns, **options), OURS[ours](env_fns, **options)]
         self.is_owner, self.kept = copies and not wrapped, ([], [])
         for name in sorted(wrapped, key=lambda name: name == "list"):
-            fits = not (mode == "SameStep" and name in ("flatten", "dtype"))
+            fits = not (mode == "SameStep" and name in ("flatten", "dtype", "filter", "transform"))
             fits &= name != "normalize obs" or (mode == "NextStep" and settings["space"] in FLOATS)
             # gymnasium's SyncVectorEnv takes the mask out of the options before this wrapper reads it.
             fits &= name != "statistics" or mode != "Disabled"
-            fits &= name != "dtype" or settings["space"] in FLOATS
-            fits &= name != "clip action" or actions == "box"
+            fits &= name not in ("dtype", "transform") or settings["space"] in FLOATS
+            fits &= name != "filter" or settings["space"] == "boxes"
+            fits &= name not in ("clip action", "rescale action") or actions == "box"
             fits &= name != "flatten" or settings["space"] not in ("text", "sequence", "dict")
             if fits:
                 self.both = [WRAPPERS[name](envs) for envs in self.both]
@@ -254,6 +263,7 @@ class Fuzz(Program):
             lambda envs: envs.unwrapped.get_attr("received"),
             lambda envs: envs.unwrapped.call("echo", value, x=value),
             lambda envs: envs.unwrapped.np_random_seed,
+            lambda envs: [rng.bit_generator.state for rng in envs.unwrapped.np_random],
         ):
             results = [call(envs) for envs in self.both]
             assert_same(results[1], results[0], "access")

@@ -12,6 +12,7 @@ from tests.support.backends import FULL
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HERE = ("sync", "views", "wrapper", "native")
+SB3_HERE = ("dummy", "views", "wrapper", "sync", "own workers", "own reset")
 """Kinds of vector envs in this process."""
 
 
@@ -27,11 +28,11 @@ def test_gymnasium(mode: str) -> None:
 
 @pytest.mark.guarantee("G7.10", "G7.11")
 def test_sb3() -> None:
-    play(sb3.Fuzz, 0, 30, kinds=("dummy", "views", "wrapper"))
+    play(sb3.Fuzz, 0, 40, kinds=SB3_HERE)
 
 
 @FULL
 @pytest.mark.parametrize("program", [gymnasium.Fuzz, sb3.Fuzz])
 def test_facades_of_threads_and_workers(program: Any) -> None:
-    kinds = [kind for kind in program.kinds if kind not in (*HERE, "dummy")]
+    kinds = [kind for kind in program.kinds if kind not in (*HERE, *SB3_HERE)]
     play(program, 1, 3 * len(kinds), kinds=kinds)
