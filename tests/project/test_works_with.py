@@ -132,20 +132,3 @@ def test_parallel_games_of_pettingzoo_run_by_their_ids() -> None:
         agents = envs.possible_agents
         _, rewards, *_ = envs.step({agent: np.array([0, i]) for i, agent in enumerate(agents)})
     assert {agent: rewards[agent].tolist() for agent in agents} == {agents[0]: [0.0, -1.0], agents[1]: [0.0, 1.0]}
-
-
-@FULL
-def test_ppo_of_stable_baselines3_learns_the_same_weights() -> None:
-    import torch
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    from vecenv.sb3 import SubprocVecEnv
-
-    weights = []
-    for kind in (SubprocVecEnv, DummyVecEnv):
-        env = kind([partial(gymnasium.make, "CartPole-v1")] * 2)
-        model = PPO("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=2, seed=0, device="cpu").learn(128)
-        weights.append(model.policy.state_dict())
-        env.close()
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
