@@ -168,6 +168,7 @@ class Fuzz(Program):
     def access(self, value: int, indices: Any) -> None:
         if isinstance(indices, list):
             indices = [i - self.n * (value % 2) for i in indices if i < self.n]
+            indices = (list, tuple, np.array)[value % 3](indices) if indices else indices
         elif indices is not None:
             indices %= self.n
         for envs in self.both:

@@ -54,10 +54,6 @@ class Plays(Reports):
         self.opponent = opponent
         return id, name
 
-    def count(self):
-        self.known.append(0)
-        return len(self.known)
-
     def strength(self):
         return self.opponent.strength
 
@@ -154,17 +150,6 @@ def test_methods_of_ours_pass_copies():
         assert venv.call("strength") == [1, 1]
 
 
-@in_process_of_sb3
-def test_indices_may_be_repeated_and_of_a_part(make):
-    found = []
-    for env in (SB3VecEnv(make([Plays] * 3)), DummyVecEnv([Plays] * 3)):
-        env.set_attr("length", 7, indices=[0, 0])
-        found.append([env.get_attr("length", i) for i in ([0, 0], [2, 0, 2], -1, (1,), [], range(2), np.array([1]))])
-        found[-1] += [env.env_method("count", indices=[1, 0]), env.env_method("count")]
-        env.close()
-    assert found[0] == found[1]
-
-
 @pytest.mark.guarantee("G4.5")
 @in_process_of_sb3
 def test_objects_in_infos_are_copies_as_in_sb3(make):
@@ -235,19 +220,6 @@ def test_a_class_of_wrappers_is_not_known_by_its_name(kind):
         env.close()
     assert found[0] == found[1]
     assert found[1][0] == [False, True, True, False]
-
-
-@FULL
-@pytest.mark.parametrize("is_stock", [False, True])
-def test_evaluate_policy_ends_with_a_wrapper_that_only_has_the_name(is_stock):
-    make = [lambda: Monitor(gym.make("CartPole-v1", max_episode_steps=5))] * 2
-    # Not the forkserver, the default of Python 3.14, because it stays until this process ends.
-    options = {"context": "spawn", "autoreset_mode": "SameStep"}
-    env = SB3VecEnv(gym.vector.AsyncVectorEnv(make, False, **options) if is_stock else DummyVectorEnv(make))
-    model = PPO("MlpPolicy", env, n_steps=8, batch_size=8, seed=0, device="cpu")
-    with pytest.warns(UserWarning, match="not wrapped with a ``Monitor``"):
-        assert 1 <= evaluate_policy(model, env, n_eval_episodes=3)[0] <= 5
-    env.close()
 
 
 @FULL

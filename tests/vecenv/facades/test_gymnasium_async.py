@@ -174,18 +174,6 @@ def test_a_reset_that_fails_after_the_last_step_leaves_the_step_in_the_error(kin
     envs.close()
 
 
-def test_after_an_interrupt_between_the_halves_of_a_step_a_reset_is_enough():
-    """With the wrapper, the facade steps in two halves."""
-    envs = GymnasiumVectorEnv(Interrupted(DummyVectorEnv([Remembers] * 2), at=2))
-    envs.reset()
-    with pytest.raises(KeyboardInterrupt):
-        envs.step([1, 2])
-    with pytest.raises(InterruptedCallError):
-        envs.step([1, 2])
-    envs.reset()
-    assert envs.step([2, 0])[1].tolist() == [2.0, 0.0]
-
-
 def test_after_an_interrupt_of_the_random_starts_the_envs_need_a_reset():
     """The answers of this call never become results of a later call."""
 

@@ -104,38 +104,24 @@ def test_a_refused_step_uses_no_seed():
     assert envs.step([0])[0][0, 3] == next_seed(7)
 
 
-EIGHT = [lambda i=i: CountingEnv(i, length=4) for i in range(8)]
-
-
-def test_random_starts_are_different_times_and_the_same_for_the_same_seed():
+@pytest.mark.parametrize("most", [3, 15])
+def test_random_starts_are_different_times_and_the_same_for_the_same_seed(most):
+    """With 15 steps, more than an episode has, they go into later episodes. A masked reset makes no random steps."""
     results = []
     for seed in (5, 5, 6):
-        envs = SyncVectorEnv(EIGHT, random_initial_steps=3)
-        obs, _ = envs.reset(seed=seed)
+        env_fns = [lambda i=i: CountingEnv(i, length=4) for i in range(8)]
+        venv = VectorEnvWrapper(DummyVectorEnv(env_fns)) if most == 15 else DummyVectorEnv(env_fns)
+        envs = GymnasiumVectorEnv(venv, random_initial_steps=most, seed_episodes=most == 15)
+        obs, infos = envs.reset(seed=seed)
         results.append(obs.tolist())
         assert set(obs[:, 2].tolist()) <= {0, 1, 2, 3}
         assert len(set(obs[:, 2].tolist())) > 1
-        obs, _ = envs.reset(options={"reset_mask": np.arange(8) < 4})  # makes no random steps
-        assert (obs[:4, 2] == 0).all()
+        assert (obs[:, 1].max() > 0) == (most == 15)
+        assert infos["episode"].tolist() == [0] * 8
+        assert (envs.step([0] * 8)[0][:, 2] == obs[:, 2] + 1).all()
+        assert envs.reset(options={"reset_mask": np.arange(8) < 4})[0][:4, 2].tolist() == [0] * 4
     assert results[0] == results[1]
     assert results[0] != results[2]
-
-
-def test_more_random_steps_than_an_episode_has_go_into_the_next():
-    envs = SyncVectorEnv(EIGHT, random_initial_steps=15)
-    obs, infos = envs.reset(seed=5)
-    assert obs[:, 2].max() < 4
-    assert obs[:, 1].max() > 0
-    assert infos["episode"].tolist() == [0] * 8
-    assert (envs.step([0] * 8)[0][:, 2] == obs[:, 2] + 1).all()
-
-
-def test_random_starts_work_below_wrappers_and_without_seeds():
-    venv = VectorEnvWrapper(DummyVectorEnv(EIGHT))
-    envs = GymnasiumVectorEnv(venv, random_initial_steps=15, seed_episodes=True)
-    (first, _), (second, _) = envs.reset(), envs.reset()
-    assert (second[:, 3] != first[:, 3]).all()
-    assert first[:, 1:3].tolist() != second[:, 1:3].tolist()
 
 
 @FULL

@@ -1,11 +1,10 @@
 """Defects of gymnasium's vector envs that vecenv must not have. The docstring of a test names the defect's number.
 
-Random programs show the others: test_programs.py. So do rows of tests/messages/facades.py, such as W3, a wrong number
-of actions.
+Others are in random programs (test_programs.py), in the table of messages (W3: a wrong number of actions), and in the
+table of faults (W5, W6: errors that cannot be pickled).
 """
 
 import os
-import threading
 
 import gymnasium as gym
 import numpy as np
@@ -16,54 +15,6 @@ from gymnasium import spaces
 from tests.support.backends import one_of
 from tests.support.gymnasium_cases import OURS, Echo, Foreign, OneBuffer, Remembers, Reports
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvNormObs
-
-
-class Unpicklable(Exception):
-    def __init__(self, env_id, lock):
-        super().__init__(env_id)
-        self.lock = lock
-
-
-class TakesTwo(Exception):
-    """Exception that cannot be made from its message alone."""
-
-    def __init__(self, code, reason):
-        super().__init__(f"{code}: {reason}")
-
-
-class Fails(Reports):
-    """Env that raises in the step with action 4."""
-
-    def __init__(self, make_error):
-        super().__init__()
-        self.make_error = make_error
-
-    def step(self, action):
-        if action == 4:
-            raise self.make_error()
-        return super().step(action)
-
-
-ERRORS = {"unpicklable": lambda: Unpicklable(1, threading.Lock()), "of two arguments": lambda: TakesTwo(3, "because")}
-
-
-@pytest.mark.parametrize("name", one_of(["unpicklable", "of two arguments"]))
-def test_an_exception_leaves_the_others_usable_and_a_reset_heals(name):
-    """W4, W5, W6: Exceptions with other constructor arguments, or that cannot be pickled, arrive with the env's
-    traceback.
-    """
-    envs = AsyncVectorEnv([lambda: Fails(ERRORS[name])] * 3, shared_memory=name == "unpicklable")
-    envs.reset()
-    with pytest.raises(Exception, match=r"because|Unpicklable|1") as caught:
-        envs.step([1, 4, 1])
-    assert "raise self.make_error()" in f"{caught.value} {caught.value.__cause__}"
-    assert caught.value.partial.env_id.tolist() == [0, 2]
-    with pytest.raises(type(caught.value)):
-        envs.step([1, 1, 1])
-    obs, _ = envs.reset(options={"reset_mask": np.array([False, True, False])})
-    assert obs[:, 0].tolist() == [1, 0, 1]
-    assert envs.step([1, 1, 1])[0][:, 0].tolist() == [2, 1, 2]
-    envs.close()
 
 
 def test_a_reused_options_dict_resets_the_same_envs_again():

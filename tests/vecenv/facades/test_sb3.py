@@ -19,7 +19,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
 from tests.support.action_cases import ROWS, arrived
 from tests.support.backends import FULL, one_of
@@ -47,16 +47,6 @@ same_step = partial(gym.vector.SyncVectorEnv, autoreset_mode=AutoresetMode.SAME_
 def counted():
     """Return the facade around four CountingEnvs with episodes of three steps."""
     return SB3VecEnv(DummyVectorEnv(counting(4, length=3)))
-
-
-@FULL
-def test_vec_env_wrappers_and_evaluate_policy_take_it():
-    env = VecMonitor(VecFrameStack(VecNormalize(sb3.SubprocVecEnv(cartpoles(3))), 2))
-    assert env.env_is_wrapped(TimeLimit) == [True] * 3
-    model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, seed=0, device="cpu").learn(96)
-    assert {len(entry) for entry in model.ep_info_buffer} == {3}
-    assert 1 <= evaluate_policy(model, env, n_eval_episodes=4)[0] <= 10
-    env.close()
 
 
 @FULL
