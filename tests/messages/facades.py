@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import gymnasium as gym
@@ -29,7 +30,6 @@ from vecenv import (
 from vecenv.sb3 import DummyVecEnv, SB3VecEnv, SubprocVecEnv
 from vecenv.testing import CountingEnv
 
-CARTPOLE = partial(make_vec, "CartPole-v1", 2, backend="dummy")
 NEVER = [lambda: 1 / 0] * 2
 """Env functions that raise ZeroDivisionError: the arguments are refused before an env is made."""
 
@@ -98,6 +98,12 @@ def around(facade: Any, envs: Any) -> Any:
     return call
 
 
+def stepped_by_sb3(venv: Any) -> None:
+    envs = SB3VecEnv(venv)
+    envs.reset()
+    envs.step(np.zeros(len(venv), int))
+
+
 def unlike(*found: spaces.Space[Any], **options: Any) -> Any:
     """Return a call that makes a vector env of envs with different observation spaces."""
     makes = [make for space in found for make in playing(space, [space.sample()])]
@@ -109,18 +115,19 @@ PLAYS = {
     "observation": [*counting(1), *playing(LOW, [np.zeros(2, np.float32)])],
     "action": [CountingEnv, *playing(CountingEnv().observation_space, [np.zeros(5, int)])],
 }
+FACADES = SB3VecEnv, partial(GymnasiumVectorEnv, autoreset_mode="SameStep")
+ASYNC = partial(DummyVectorEnv, counting(2), wait_num=1)
+NATIVE = lambda: from_gymnasium(gym.make_vec("CartPole-v1", 2, "vector_entry_point"))  # noqa: E731
+TENSORS = lambda: from_gymnasium(ManiSkillDouble(), tensors=True)  # noqa: E731
 UNSTACKED = partial(DummyVectorEnv, counting(2, form="dict"), stack_obs=False)
 VECTOR_REWARDS = partial(DummyVectorEnv, playing(spaces.Discrete(2), [0], rewards=[np.zeros(2)]))
 DIFFERENT = "'different' or custom space) however the sub-environments observation spaces do not share a common"
+CALLS = [methodcaller("reset"), methodcaller("step", [0] * 3), methodcaller("render")]
+CALLS += [methodcaller("call", "t"), methodcaller("set_attr", "t", 3)]
+SB3_CALLS = [("get_attr", "t"), ("set_attr", "t", 1), ("has_attr", "t"), ("env_method", "render"), ("get_images",)]
+SB3_CALLS += [("env_is_wrapped", gym.Wrapper), ("step_async", np.zeros(3, int))]
 PENDING = "waiting for a pending call to `step` to complete"
 SECONDS = "timeout must be a number of seconds or None"
-
-
-def with_vector_rewards(_: None) -> None:
-    with VECTOR_REWARDS() as venv:
-        envs = SB3VecEnv(venv)
-        envs.reset()
-        envs.step(np.zeros(1, int))
 
 
 ROWS = [
@@ -140,18 +147,14 @@ ROWS = [
         (lambda envs: envs.call("typo"), AttributeError, "typo"),
         (lambda envs: envs.call("echo"), (TypeError, AttributeError), "echo"),
         (lambda envs: copy.deepcopy(envs), TypeError, "cannot be pickled or copied; make another one from the same"),
-        (lambda envs: envs.step_wait(), NoAsyncCallError, "`step_wait` without any prior call to `step_async`"),
-        (lambda envs: envs.reset_wait(), NoAsyncCallError, "`reset_wait` without any prior call to `reset_async`"),
-        (lambda envs: envs.call_wait(), NoAsyncCallError, "`call_wait` without any prior call to `call_async`"),
+        *(
+            (methodcaller(f"{name}_wait"), NoAsyncCallError, f"`{name}_wait` without any prior call to `{name}_async`")
+            for name in ("step", "reset", "call")
+        ),
     ),
     *rows_for(
         STEPPING,
-        (lambda envs: envs.reset(), AlreadyPendingCallError, PENDING),
-        (lambda envs: envs.step([0] * 3), AlreadyPendingCallError, PENDING),
-        (lambda envs: envs.call("render"), AlreadyPendingCallError, PENDING),
-        (lambda envs: envs.set_attr("t", 3), AlreadyPendingCallError, PENDING),
-        (lambda envs: envs.render(), AlreadyPendingCallError, PENDING),
-        (lambda envs: envs.np_random_seed, AlreadyPendingCallError, PENDING),
+        *((call, AlreadyPendingCallError, PENDING) for call in (*CALLS, attrgetter("np_random_seed"))),
         (lambda envs: envs.reset_wait(), NoAsyncCallError, "`reset_wait` without"),
         *((lambda envs, t=t: envs.step_wait(timeout=t), ValueError, SECONDS) for t in ("1", float("nan"), True, [1])),
         (lambda envs: envs.close(timeout="1"), ValueError, SECONDS),
@@ -164,16 +167,7 @@ ROWS = [
     ),
     *rows_for(
         CLOSED,
-        *(
-            (call, ClosedEnvironmentError, "after a call to `close()`")
-            for call in (
-                lambda envs: envs.reset(),
-                lambda envs: envs.step([0] * 3),
-                lambda envs: envs.step_wait(),
-                lambda envs: envs.render(),
-                lambda envs: envs.call("t"),
-            )
-        ),
+        *((call, ClosedEnvironmentError, "after a call to `close()`") for call in (*CALLS, methodcaller("step_wait"))),
     ),
     *rows_for(
         Subject(made(SyncVectorEnv, autoreset_mode="Disabled")),
@@ -186,37 +180,18 @@ ROWS = [
     *rows_for(
         SB3,
         *((lambda envs, s=s: envs.seed(s), ValueError, "seed must be") for s in (-1, 0.5, "1", True)),
-        *(
-            (
-                lambda envs, o=o: envs.set_options(o),
-                TypeError,
-                "takes one dict, or a list of one dict for each env; got",
-            )
-            for o in ("x", [1, 2, 3], [{}, {}, None])
-        ),
+        *((methodcaller("set_options", o), TypeError, "takes one dict, or a list of") for o in ("x", [{}, {}, None])),
         (lambda envs: envs.set_options([{}] * 2), ValueError, "got 2 options for 3 envs"),
         *((lambda envs, i=i: envs.get_attr("t", i), IndexError, "out of range for 3 envs") for i in (3, -4, [0, 3])),
         (lambda envs: envs.step_wait(), RuntimeError, "no step is pending"),
     ),
     *rows_for(
         SB3_STEPPING,
-        *(
-            (call, RuntimeError, "a step is pending")
-            for call in (
-                lambda envs: envs.get_attr("length"),
-                lambda envs: envs.set_attr("length", 1),
-                lambda envs: envs.has_attr("length"),
-                lambda envs: envs.env_method("render"),
-                lambda envs: envs.env_is_wrapped(gym.Wrapper),
-                lambda envs: envs.get_images(),
-                lambda envs: envs.step_async(np.zeros(3, int)),
-            )
-        ),
+        *((methodcaller(*call), RuntimeError, "a step is pending") for call in SB3_CALLS),
     ),
     *rows_for(
         SB3_CLOSED,
-        (lambda envs: envs.reset(), ClosedError, "cannot be called after close"),
-        (lambda envs: envs.step(np.zeros(3, int)), ClosedError, "cannot be called after close"),
+        *((call, ClosedError, "cannot be called after close") for call in CALLS[:2]),
     ),
     *rows_for(
         NOTHING,
@@ -256,33 +231,14 @@ ROWS = [
         (lambda _: DummyVecEnv([]), ValueError, "env_fns is empty"),
         (lambda _: DummyVecEnv([partial(gym.Wrapper, CountingEnv())] * 2), ValueError, "same env object"),
         (lambda _: SB3VecEnv(counting(2)), TypeError, "got list"),
-        (around(SB3VecEnv, partial(DummyVectorEnv, counting(2), wait_num=1)), ValueError, "without wait_num"),
-        (around(SB3VecEnv, UNSTACKED), ValueError, "stack_obs=True"),
+        *((around(facade, ASYNC), ValueError, "without wait_num") for facade in FACADES),
+        *((around(facade, UNSTACKED), ValueError, "stack_obs=") for facade in FACADES),
         (lambda _: DummyVecEnv(PLAYS["observation"]), ValueError, "the observation_space is", "in env 1"),
         (lambda _: SubprocVecEnv(PLAYS["action"]), ValueError, "the action_space is", "in env 1"),
-        (with_vector_rewards, EnvContractError, "SB3 needs rewards that are numbers", "the shape (2,)"),
-        (
-            lambda _: SB3VecEnv(gym.vector.SyncVectorEnv(counting(2))),
-            ValueError,
-            "create it with autoreset_mode=AutoresetMode.SAME_STEP",
-        ),
-        (
-            around(SB3VecEnv, lambda: from_gymnasium(gym.make_vec("CartPole-v1", 2, "vector_entry_point"))),
-            ValueError,
-            "cannot reset them as autoreset_mode SameStep needs",
-        ),
-        (
-            around(SB3VecEnv, lambda: from_gymnasium(ManiSkillDouble(), tensors=True)),
-            ValueError,
-            "returns tensors, but numpy arrays are needed: make it without tensors=True",
-        ),
-        (
-            around(GymnasiumVectorEnv, lambda: from_gymnasium(ManiSkillDouble(), tensors=True)),
-            ValueError,
-            "returns tensors, but numpy arrays are needed",
-        ),
-        (around(GymnasiumVectorEnv, partial(DummyVectorEnv, counting(2), wait_num=1)), ValueError, "without wait_num"),
-        (around(GymnasiumVectorEnv, UNSTACKED), ValueError, "stack_obs"),
+        (around(stepped_by_sb3, VECTOR_REWARDS), EnvContractError, "SB3 needs rewards that are numbers", "shape (2,)"),
+        (lambda _: SB3VecEnv(gym.vector.SyncVectorEnv(counting(2))), ValueError, "=AutoresetMode.SAME_STEP"),
+        (around(SB3VecEnv, NATIVE), ValueError, "cannot reset them as autoreset_mode SameStep needs"),
+        *((around(facade, TENSORS), ValueError, "make it without tensors=True") for facade in FACADES),
         (lambda _: GymnasiumVectorEnv(CountingEnv()), TypeError, "a vector env of vecenv is needed", "got <"),
         (lambda _: GymnasiumVectorEnv(SerialEnv(2, CountingEnv)), NotStartedError, "call start() or reset() first"),
         (unlike(LOW, HIGH), RuntimeError, "observation spaces are not equivalent: env 1", "'different'"),
@@ -292,11 +248,6 @@ ROWS = [
         (unlike(spaces.Text(3), spaces.Text(4), observation_mode="different"), RuntimeError, DIFFERENT, "env 1 has"),
         (unlike(LOW, LOW, observation_mode=(spaces.Box(0, 1, (2, 3)), LONG)), RuntimeError, DIFFERENT, "env 0 has"),
         (lambda _: SyncVectorEnv(PLAYS["action"]), RuntimeError, "have an action space different from", "Env 1 has"),
-        (
-            partial(lambda _, **options: CARTPOLE(**options), vector_kwargs={"num_workers": 1}, venv_kwargs={}),
-            TypeError,
-            "venv_kwargs and vector_kwargs are two names of one argument: pass only one",
-        ),
         (lambda _: make_vec("Nothing-v0", 2), gym.error.Error, "Nothing"),
         (lambda _: make_vec("CartPole-v1", 2, backend="ship"), ValueError, "backend must be one of", "got 'ship'"),
         (lambda _: make_vec("CartPole-v1", 0), ValueError, "num_envs must be an integer of at least 1, got 0"),
@@ -311,6 +262,7 @@ ROWS = [
                 ({"vector_kwargs": [1]}, "vector_kwargs must be a dict of arguments, got [1]"),
                 ({"venv_kwargs": [1]}, "venv_kwargs must be a dict of arguments, got [1]"),
                 ({"venv_kwargs": {"wait_num": 1}}, "wait_num"),
+                ({"venv_kwargs": {}, "vector_kwargs": {"num_workers": 1}}, "are two names of one argument: pass only"),
                 ({"vectorization_mode": "async"}, "no argument 'vectorization_mode': pass backend= with one of"),
             ]
         ),

@@ -1,6 +1,5 @@
 """The benchmarks run from end to end. Their results here have no meaning."""
 
-import importlib
 import importlib.util
 import json
 import os
@@ -68,6 +67,7 @@ SCRIPTS = [
     ("job_cost", "--steps", "2000", "--rounds", "1"),
     ("tuning", "--envs", "2", "--seconds", "0.5", "--only", "10 us"),
     ("micro",),
+    ("gpu", "--device", "cpu", "--fast", "--envs", "2"),
     ("datasets", "--only", "open"),
     ("datasets", "--only", "batches", "--gigabytes", "0.01"),
     ("datasets", "--only", "record", "--rounds", "1"),
@@ -109,20 +109,3 @@ def test_two_checkouts_are_compared_in_a_line_per_row(rows, capsys):
         form = rf"{row} +([\d.]+) us +([\d.]+) us  ([\d.]+) \([\d.]+-[\d.]+\)"
         this, other, ratio = map(float, re.fullmatch(form, line).groups())
         assert this / other == pytest.approx(ratio, rel=0.01)
-
-
-def test_a_process_that_imports_another_checkout_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with pytest.raises(RuntimeError, match=f"the process for {tmp_path} imported"):
-        paired.timed_in(tmp_path, "dummy-8", 1, 0.0)
-
-
-@needs_torch
-def test_every_part_of_the_device_benchmark_runs_on_the_cpu(tmp_path):
-    gpu = importlib.import_module("benchmarks.gpu")
-    target = tmp_path / "gpu.json"
-    assert gpu.main(["--device", "cpu", "--fast", "--envs", "2", "--json", str(target)]) == 0
-    figures = json.loads(target.read_text())["figures"]
-    assert {each["part"] for each in figures} == {"frames", "path", "idle"}
-    assert all(min(each["rounds"]) > 0 for each in figures if each["part"] != "idle")
-    assert all(0 <= share < 1 for each in figures if each["part"] == "idle" for share in each["rounds"])
