@@ -165,8 +165,6 @@ def breaches(sources: Sources) -> Iterator[str]:
         module, here = module_of(path), row_of(module_of(path))
         if here is None:
             yield f"{path}: has no place in LAYERS; give it one"
-        if Path(path).stem in CORE_LIBRARIES | ALLOWED.keys():
-            yield f"{path}: shadows a library"
         yield from (f"{path}: uses {name}, which is private elsewhere" for name in private_names(source))
         wanted = engine_reads(source) - (set() if path.startswith("collector/") else ENGINE)
         if wanted and not path.startswith(READ_ALL):
@@ -225,19 +223,15 @@ A_HIGHER = "from vecenv.base import BaseVectorEnv"
         ("no place", "vecenv/utils.py", ""),
         ("a higher layer", "vecenv/nest.py", f"def f():\n    {A_HIGHER}"),
         ("a higher layer", "vecenv/nest.py", f"if TYPE_CHECKING:\n    {A_HIGHER}"),
-        ("a higher layer", "vecenv/nest.py", "import collector.collectors.sync_collector"),
         ("own package", "vecenv/base.py", "from vecenv import WorkerDiedError"),
         ("inside vecenv", "collector/jobs/one.py", "import vecenv.backends.backend"),
-        ("inside vecenv", "collector/jobs/one.py", "from vecenv.engine import engine"),
         ("cycle: vecenv/errors.py, vecenv/nest.py", "vecenv/nest.py", "def f():\n    import vecenv.errors"),
         ("cycle: vecenv/engine, vecenv/envs", "vecenv/engine/one.py", "def f():\n    import vecenv.envs.gym_env"),
         ("allowed only", "vecenv/nest.py", 'import_module("torch.nn")'),
-        ("only in ['vecenv/ray_cluster.py']", "vecenv/base.py", "from ray import get"),
         ("neither", "collector/sync_collector.py", "import scipy"),
         ("of an engine", "vecenv/facades/one.py", "venv.engine.results.rows()"),
         ("of an engine", "collector/jobs/one.py", "self.env.engine.closed"),
         ("uses _ajar", "vecenv/base.py", "Backend._ajar()"),
-        ("shadows", "vecenv/envs/pettingzoo.py", ""),
     ],
 )
 def test_each_breach_is_noticed(message, path, line):

@@ -20,7 +20,7 @@ def play(program: Any, seed: int, count: int, **choices: Any) -> None:
     run(type("Fuzz", (program,), choices), [seed], count=count)
 
 
-@pytest.mark.guarantee("G7.7", "G7.11", "G7.12")
+@pytest.mark.guarantee("G6.1", "G7.7", "G7.11", "G7.12")
 @pytest.mark.parametrize("mode", gymnasium.Fuzz.modes)
 def test_gymnasium(mode: str) -> None:
     play(gymnasium.Fuzz, 0, 30, kinds=HERE, modes=[mode])
