@@ -16,8 +16,10 @@ from hypothesis.stateful import initialize, rule
 
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import ACTIONS, SPACES, assert_same, draw, make_env, stacked
+from tests.support.cases import LocalWorker
 from vecenv import (
     AsyncVectorEnv,
+    BaseVectorEnv,
     DummyVectorEnv,
     GymnasiumVectorEnv,
     SyncVectorEnv,
@@ -27,6 +29,8 @@ from vecenv import (
 )
 
 N = 4
+
+
 OURS: dict[str, Any] = {
     "sync": SyncVectorEnv,
     "shmem": AsyncVectorEnv,
@@ -38,6 +42,7 @@ OURS: dict[str, Any] = {
         from_gymnasium(gymnasium.vector.SyncVectorEnv(env_fns, **options)), **options
     ),
     "wrapper": lambda env_fns, **options: GymnasiumVectorEnv(VectorEnvWrapper(DummyVectorEnv(env_fns)), **options),
+    "own workers": lambda env_fns, **options: GymnasiumVectorEnv(BaseVectorEnv(env_fns, LocalWorker), **options),
 }
 WRAPPERS: dict[str, Any] = {
     "normalize obs": wrappers.NormalizeObservation,
@@ -143,7 +148,10 @@ class Fuzz(Program):
     ) -> None:
         ours, mode = self.kinds[kind % len(self.kinds)], self.modes[mode_at % len(self.modes)]
         self.n, self.actions, self.mode = n, ACTIONS[actions], mode
-        if ours == "wrapper" and settings["space"] == "scalar":
+        if ours == "own workers":
+            settings["around"] = "none"  # tianshou's workers do not look for methods below wrappers
+            settings["space"] = "floats"  # last observations are rows of the batch
+        if ours in ("wrapper", "own workers") and settings["space"] == "scalar":
             settings["space"] = "floats"  # a wrapper hands on batches, which do not tell a scalar from an array
         self.casts = ours == "native"  # actions are cast to the dtype of their space
         if ours == "native":  # takes arrays only

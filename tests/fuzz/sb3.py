@@ -101,10 +101,15 @@ class Fuzz(Program):
     def make(self, n: int, kind: int, space: str, actions: str, wrapped: list[str], **settings: Any) -> None:
         ours = self.kinds[kind % len(self.kinds)]
         self.n, self.actions = n, ACTIONS[actions]
+        if ours in ("own reset", "own workers"):
+            space = "floats"  # last observations are rows of the batch
+            settings["around"] = "time limit" if settings["around"] == "loose" else settings["around"]
         if ours == "wrapper" and space == "scalar":
             space = "floats"  # a wrapper hands on batches, which do not tell a scalar from an array without dimensions
         if ours in ("shmem", "shmem, one worker", "subproc", "async") and settings["around"] == "monitor":
             settings["around"] = "none"  # would make each worker import torch
+        if ours == "own workers":
+            settings["around"] = "none"  # tianshou's workers do not look for methods below wrappers
         env_fns = [partial(make, i, space=space, actions=actions, **settings) for i in range(n)]
         self.both = [DummyVecEnv(env_fns), OURS[ours](env_fns)]
         self.wrapped = [name for name in wrapped if space in WRAPPERS[name][1]]

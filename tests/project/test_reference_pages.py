@@ -4,6 +4,8 @@ import inspect
 import re
 import sys
 
+import pytest
+
 from tests.support.paths import ROOT
 
 sys.path.append(str(ROOT / "docs"))
@@ -23,6 +25,7 @@ def test_a_table_lists_every_argument():
     assert {"backend", "worker_fn"}.isdisjoint(names)
 
 
+@pytest.mark.full
 def test_pages_describe_each_argument_and_have_no_markup_of_other_projects():
     """A meaning is not an error, and no other argument has the same. Docstrings of gymnasium are reStructuredText."""
     wrong = []

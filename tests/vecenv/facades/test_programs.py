@@ -11,8 +11,7 @@ from tests.fuzz.driver import run
 from tests.support.backends import FULL
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-HERE = ("sync", "views", "wrapper", "native")
-SB3_HERE = ("dummy", "views", "wrapper", "sync", "own workers", "own reset")
+HERE = ("sync", "views", "wrapper", "own reset", "native", "dummy", "own workers")
 """Kinds of vector envs in this process."""
 
 
@@ -22,17 +21,19 @@ def play(program: Any, seed: int, count: int, **choices: Any) -> None:
 
 @pytest.mark.guarantee("G6.1", "G7.7", "G7.11", "G7.12")
 @pytest.mark.parametrize("mode", gymnasium.Fuzz.modes)
-def test_gymnasium(mode: str) -> None:
-    play(gymnasium.Fuzz, 0, 30, kinds=HERE, modes=[mode])
+@pytest.mark.parametrize("kinds", [("sync", "views"), ("wrapper", "own workers", "native")], ids=" ".join)
+def test_gymnasium(kinds: tuple[str, ...], mode: str) -> None:
+    play(gymnasium.Fuzz, 0, 10 * len(kinds), kinds=kinds, modes=[mode])
 
 
 @pytest.mark.guarantee("G7.10", "G7.11")
-def test_sb3() -> None:
-    play(sb3.Fuzz, 0, 40, kinds=SB3_HERE)
+@pytest.mark.parametrize("kinds", [("dummy", "views"), ("wrapper", "own reset"), ("sync", "own workers")], ids=" ".join)
+def test_sb3(kinds: tuple[str, ...]) -> None:
+    play(sb3.Fuzz, 0, 10 * len(kinds), kinds=kinds)
 
 
 @FULL
 @pytest.mark.parametrize("program", [gymnasium.Fuzz, sb3.Fuzz])
 def test_facades_of_threads_and_workers(program: Any) -> None:
-    kinds = [kind for kind in program.kinds if kind not in (*HERE, *SB3_HERE)]
+    kinds = [kind for kind in program.kinds if kind not in HERE]
     play(program, 1, 3 * len(kinds), kinds=kinds)
