@@ -234,7 +234,7 @@ def test_a_class_of_the_main_script_is_found_in_workers():
         "env.close()\n"
     )
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
     assert done.stdout == "[True, True, False]\n"
 
 
@@ -268,13 +268,10 @@ def test_envs_of_a_foreign_vector_env_have_no_known_wrappers_and_attributes(make
 
 
 @FULL
-@pytest.mark.parametrize(
-    "make", [envpool, pytest.param(partial(envpool, real_pool), marks=pytest.mark.slow), atari, agents]
-)
+@pytest.mark.parametrize("make", [envpool, pytest.param(partial(envpool, real_pool), marks=pytest.mark.slow), agents])
 def test_a_policy_is_evaluated_on_a_foreign_vector_env(make):
     env = make()
-    policy = "CnnPolicy" if make is atari else "MlpPolicy"
-    model = PPO(policy, env, n_steps=8, batch_size=8, seed=0, device="cpu")
+    model = PPO("MlpPolicy", env, n_steps=8, batch_size=8, seed=0, device="cpu")
     with pytest.warns(UserWarning, match="not wrapped with a ``Monitor``"):
         mean, _ = evaluate_policy(model, env, n_eval_episodes=3)
     assert np.isfinite(mean)

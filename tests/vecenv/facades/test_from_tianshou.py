@@ -17,7 +17,7 @@ from vecenv import (
     VectorEnvWrapper,
     WorkerDiedError,
 )
-from vecenv.testing import CountingEnv, ExitsOnStep, RaisesOnStep, check_vector_env
+from vecenv.testing import CountingEnv, ExitsOnStep, RaisesOnStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # ProcessWorker forks
 ENDED = (EOFError, WorkerDiedError)
@@ -182,11 +182,6 @@ class TestWorkersThatEnd:
             assert old.is_closed
             assert (venv.alive(), venv.failed_id, venv.stats()["restarts"]) == ([True, True], [], 1)
             assert venv.step([7, 8])[0][:, [2, 4]].tolist() == [[3, 7], [1, 8]]
-
-    @FULL
-    @pytest.mark.parametrize("worker_fn", [ProcessWorker, SaysSo, Remote])
-    def test_they_keep_that_part_of_the_contract(self, worker_fn):
-        check_vector_env(partial(BaseVectorEnv, worker_fn=worker_fn), ["workers_that_end", "env_errors"])
 
     @FULL
     def test_restart_replaces_it(self):
