@@ -9,7 +9,6 @@ from gymnasium import spaces
 
 from tests.support.cases import equal_bits
 from vecenv import AsyncVectorEnv, SyncVectorEnv
-from vecenv.backends.info_batch import InfoBatch
 
 OURS = {
     "sync": SyncVectorEnv,
@@ -125,9 +124,9 @@ def assert_same(left, right, where="result"):
         assert len(left) == len(right), where
         for i, (a, b) in enumerate(zip(left, right, strict=True)):
             assert_same(a, b, f"{where}[{i}]")
-    elif isinstance(right, (np.ndarray, InfoBatch)):
-        left, right = (np.asarray(each) if isinstance(each, InfoBatch) else each for each in (left, right))
-        assert isinstance(left, np.ndarray), where
+    elif hasattr(right, "__array__") and not isinstance(right, np.generic):  # also infos of our vector envs
+        assert hasattr(left, "__array__"), where
+        left, right = np.asarray(left), np.asarray(right)
         assert (left.dtype, left.shape) == (right.dtype, right.shape), where
         if right.dtype == object:
             assert_same(left.tolist(), right.tolist(), where)
