@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import (
 
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import ACTIONS, SPACES, assert_same, draw, stacked
-from tests.fuzz.gymnasium import make, written_over
+from tests.fuzz.gymnasium import make, without_times, written_over
 from tests.support.cases import LocalWorker
 from vecenv import (
     AsyncVectorEnv,
@@ -73,15 +73,6 @@ WRAPPERS: dict[str, Any] = {
 }
 SMALL = st.integers(0, 99)
 INDICES = st.none() | st.integers(0, N - 1) | st.lists(st.integers(0, N - 1))
-
-
-def without_times(infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The infos without the seconds that an episode took."""
-    infos = [dict(info) for info in infos]
-    for info in infos:
-        if "episode" in info:
-            info["episode"] = {key: value for key, value in info["episode"].items() if key != "t"}
-    return infos
 
 
 class Fuzz(Program):
