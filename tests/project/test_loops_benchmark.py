@@ -56,22 +56,6 @@ def test_a_ratio_is_the_median_within_rounds_and_its_quartiles():
     assert found.ratio == "2.00 (2.00-2.50), with learning 2.00"
 
 
-@pytest.mark.parametrize(
-    ("ours", "limit", "options", "reached"),
-    [
-        ([98], 1.0, {}, False),
-        ([98], 1.0, {"counts": 0.97}, True),
-        ([98], 1.02, {"of": "p50", "at_most": True}, False),
-        ([98], 1.03, {"of": "p50", "at_most": True}, True),
-        ([98], 1.0, {"of": "learning_rate", "counts": 0.97}, True),
-        ([], 1.0, {}, None),
-    ],
-)
-def test_a_target_is_reached_or_there_is_no_verdict(ours, limit, options, reached):
-    lanes = {"peer": [100], "ours": ours} if ours else {"peer": [100]}
-    assert tables.judge(target(limit, **options), measured(**lanes)).reached is reached
-
-
 def test_the_site_has_the_table_and_the_picture_of_the_last_results():
     """The landing page also has the chart's alternative text."""
     document = json.loads(sorted((loops.ROOT / "benchmarks/results").glob("*-loops.json"))[-1].read_text())
