@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.support.gymnasium_cases import Reports, assert_same
-from vecenv import SyncVectorEnv
+from vecenv import GymnasiumVectorEnv, SyncVectorEnv, from_gymnasium
 
 
 class Original(gym.vector.VectorEnv):
@@ -102,3 +102,23 @@ def test_arrays_that_differ_in_dtype_or_shape_stay_what_they_are():
         assert infos["x"].dtype == object
         assert [infos["x"][i].tolist() for i in range(2)] == [value.tolist() for value in values]
         assert infos["x"][2] is None
+
+
+class Simulator(gym.vector.SyncVectorEnv):
+    """Vector env whose infos hold a number for all envs, and a list, as those of simulators."""
+
+    def step(self, actions):
+        *result, infos = super().step(actions)
+        return (*result, {**infos, "fps": 30, "names": ["a", "b"]})
+
+
+def test_infos_of_a_vector_env_get_a_row_per_env():
+    envs = GymnasiumVectorEnv(from_gymnasium(Simulator([Reports] * 2)))
+    envs.reset()
+    infos = envs.step([0, 0])[-1]
+    assert {key: column.tolist() for key, column in infos.items()} == {
+        "fps": [30, 30],
+        "_fps": [True, True],
+        "names": ["a", "b"],
+        "_names": [True, True],
+    }
