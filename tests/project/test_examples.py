@@ -42,7 +42,7 @@ def printed(*arguments: str, cwd: Path, program: str | None = None) -> str:
 SHORTEST = 8
 """Lower bound on the length of a CartPole episode, and on its return."""
 
-# Output of each program. `#` is an integer, `~` a number with decimals, `!` a number of at least SHORTEST, `*` anything.
+# Output of each program. `#` is an integer, `~` has decimals, `!` is a number of at least SHORTEST, `*` is anything.
 PROGRAMS = {
     "sync": "1600 steps, # episodes, mean return !",
     "async_wait_num": "! steps in ! calls, each environment between # and #",
