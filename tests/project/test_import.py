@@ -118,18 +118,3 @@ def test_all_is_sorted_complete_and_documented(package):
     assert (public - loaded_late) | PUBLIC[package] <= set(names)
     assert [name for name in names if not hasattr(module, name)] == []
     assert [name for name in names if callable(getattr(module, name)) and not getattr(module, name).__doc__] == []
-
-
-@pytest.mark.parametrize(
-    ("module", "names"),
-    [
-        ("vecenv.facades.make_vec", ["make_vec"]),
-        ("vecenv.testing", ["check_vector_env", "FakeBackend"]),
-        ("collector.testing", ["check_collector", "check_data_set"]),
-        ("vecenv.envs.atari_env", ["AtariVectorEnv"]),
-        ("vecenv.sb3", ["DummyVecEnv", "SubprocVecEnv"]),
-    ],
-)
-def test_documented_import_paths_work(module, names):
-    """One order of imports is enough, because test_layers.py finds no cycle."""
-    assert all(hasattr(importlib.import_module(module), name) for name in names)

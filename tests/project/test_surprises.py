@@ -141,19 +141,3 @@ def test_ppo_of_sb3_ignores_the_start_of_a_discrete_space_over_both():
         stable_baselines3.PPO("MlpPolicy", envs, n_steps=32, batch_size=32, device="cpu", seed=0).learn(32)
         envs.close()
         assert taken == {0, 1, 2}
-
-
-@pytest.mark.guarantee("G6.1")
-def test_env_i_has_the_seed_s_plus_i():
-    with vecenv.DummyVectorEnv([Reads] * 3) as venv:
-        venv.reset(seed=7)
-        assert venv.get_env_attr("seeded") == [7, 8, 9]
-
-
-def test_arrays_of_a_vector_env_can_be_changed():
-    """Arrays of `ray.get` are read-only. The test of RayVectorEnv's results is `test_ray.py`."""
-    with vecenv.ShmemVectorEnv([Reads] * 2) as venv:
-        obs, _ = venv.reset()
-        obs += 1
-        assert venv.step([1, 2])[0].tolist() == [[1], [2]]
-        assert obs.tolist() == [[1], [1]]

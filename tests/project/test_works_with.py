@@ -16,9 +16,8 @@ import pytest
 
 from tests.support.backends import FULL, NEEDS_DM_CONTROL
 from tests.support.paths import ROOT
-from tests.support.play_package import status
 from tests.works_with import ROWS, STATUSES
-from vecenv import DMControlEnv, ParallelVectorEnv, PettingZooEnv, ShmemVectorEnv, nest
+from vecenv import DMControlEnv, PettingZooEnv, ShmemVectorEnv, nest
 from vecenv.backends.host.own_process import ONE_PER_PROCESS
 
 PAGE = (ROOT / "docs/guides/works-with.md").read_text("utf-8")
@@ -66,36 +65,6 @@ def test_the_table_of_packages_has_rows_that_the_command_understands() -> None:
     assert {name: ROWS[name]["version"] for name in known} == {name: constraints[name] for name in known}
 
 
-class Draws(gymnasium.Env[Any, Any]):
-    """Env with a random observation, from a generator of a given kind. Episodes have four steps."""
-
-    observation_space, action_space = gymnasium.spaces.Box(0, 1, ()), gymnasium.spaces.Discrete(2)
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        if self.kind == "random" or (self.kind == "first" and seed is None):
-            self.np_random = np.random.default_rng()
-        self.left = 4
-        return self._draw(), {}
-
-    def step(self, action: Any) -> Any:
-        self.left -= 1
-        return self._draw(), 1.0, self.left == 0, False, {}
-
-    def _draw(self) -> Any:
-        source = np.random if self.kind == "global" else self.np_random
-        return np.float32(source.random())
-
-
-@FULL
-@pytest.mark.parametrize("kind", ["equal", "first", "random", "global"])
-def test_the_command_for_packages_tells_envs_that_repeat_from_others(kind: str) -> None:
-    assert status(partial(Draws, kind)) == kind
-
-
 def played(env_fn: Callable[[], Any], seed: int, actions: list[Any]) -> list[Any]:
     """Return the observations and rewards of a single env."""
     env = env_fn()
@@ -123,29 +92,3 @@ def test_a_suite_gives_the_same_numbers_in_workers(env_fn: Callable[[], Any]) ->
             own_obs, own_reward = rows.pop(0)
             np.testing.assert_array_equal(reward[env_id], own_reward)
             np.testing.assert_equal(nest.take(obs, env_id), own_obs)
-
-
-@FULL
-def test_parallel_games_of_pettingzoo_run_by_their_ids() -> None:
-    with ParallelVectorEnv(["classic/rps-v2"] * 2) as envs:
-        envs.reset(seed=0)
-        agents = envs.possible_agents
-        _, rewards, *_ = envs.step({agent: np.array([0, i]) for i, agent in enumerate(agents)})
-    assert {agent: rewards[agent].tolist() for agent in agents} == {agents[0]: [0.0, -1.0], agents[1]: [0.0, 1.0]}
-
-
-@FULL
-def test_ppo_of_stable_baselines3_learns_the_same_weights() -> None:
-    import torch
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    from vecenv.sb3 import SubprocVecEnv
-
-    weights = []
-    for kind in (SubprocVecEnv, DummyVecEnv):
-        env = kind([partial(gymnasium.make, "CartPole-v1")] * 2)
-        model = PPO("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=2, seed=0, device="cpu").learn(128)
-        weights.append(model.policy.state_dict())
-        env.close()
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])

@@ -35,7 +35,6 @@ def check_observation_mode(mode: Any) -> None:
 
 def observation_spaces(mode: Any, found: Sequence[Any], cls: str) -> tuple[Any, Any]:
     """Return (batched, single) observation spaces of envs with the spaces `found`."""
-    _check_present("observation_space", found)
     first = found[0]
     if mode == "same":
         for i, space in enumerate(found):
@@ -67,7 +66,6 @@ def _batch_of_different(found: Sequence[Any]) -> Any:
 
 
 def action_spaces(found: Sequence[Any]) -> tuple[Any, Any]:
-    _check_present("action_space", found)
     for i, space in enumerate(found):
         if space != found[0]:
             raise RuntimeError(
@@ -75,12 +73,6 @@ def action_spaces(found: Sequence[Any]) -> tuple[Any, Any]:
                 f"action spaces from all environments must be equal. Env {i} has `{space}`."
             )
     return batch_space(found[0], len(found)), found[0]
-
-
-def _check_present(name: str, found: Sequence[Any]) -> None:
-    for i, space in enumerate(found):
-        if not isinstance(space, Space):
-            raise TypeError(f"env {i} has the {name} {space!r}; gymnasium's VectorEnv needs a gymnasium Space")
 
 
 def takes_arrays(batched: Any, single: Any) -> bool:

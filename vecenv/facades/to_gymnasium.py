@@ -10,6 +10,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
+from vecenv.arguments import check_count
 from vecenv.backends.info_batch import InfosById
 from vecenv.engine.engine import Engine
 from vecenv.engine.lifetime import NotStarted
@@ -52,9 +53,7 @@ def check_facade_arguments(
             'final_info_format="list" is for code that expects the autoreset of gymnasium 0.29: '
             f"pass autoreset_mode=AutoresetMode.SAME_STEP with it, got {mode}"
         )
-    steps = random_initial_steps
-    if isinstance(steps, (bool, np.bool_)) or not isinstance(steps, (int, np.integer)) or steps < 0:
-        raise ValueError(f"random_initial_steps must be an integer of at least 0, got {steps!r}")
+    check_count("random_initial_steps", random_initial_steps, least=0)
 
 
 class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):

@@ -12,52 +12,30 @@ from stable_baselines3.common.vec_env import DummyVecEnv as SB3DummyVecEnv
 from tests.support.action_cases import N, actions_of, arrived, described
 from tests.support.backends import BACKENDS, and_ray
 from tests.support.cases import Records, custom
-from vecenv import (
-    DummyVectorEnv,
-    GymnasiumVectorEnv,
-    SyncVectorEnv,
-    VectorEnvNormObs,
-    VectorEnvWrapper,
-    from_gymnasium,
-)
+from vecenv import DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvNormObs, VectorEnvWrapper, from_gymnasium
 from vecenv.sb3 import DummyVecEnv
 
 backend = and_ray(BACKENDS)
-
-
-@functools.cache
-def with_gymnasium(kind=gym.vector.SyncVectorEnv):
-    return arrived(kind)
-
-
-@pytest.mark.full  # many workers that import everything
-def test_gymnasiums_two_classes_hand_over_the_same():
-    assert (
-        with_gymnasium(functools.partial(gym.vector.AsyncVectorEnv, shared_memory=False, context="spawn"))
-        == with_gymnasium()
-    )
+with_gymnasium = functools.cache(functools.partial(arrived, gym.vector.SyncVectorEnv))
+PAIR = spaces.Box(-9, 9, (2,), np.float32)
 
 
 @pytest.mark.parametrize("around", [lambda venv: venv, VectorEnvWrapper, VectorEnvNormObs], ids=["", "plain", "norm"])
 def test_envs_get_what_gymnasium_hands_them_through_wrappers_too(around):
-    got = arrived(lambda env_fns: GymnasiumVectorEnv(around(DummyVectorEnv(env_fns))))
-    assert got == with_gymnasium()
+    assert arrived(lambda env_fns: GymnasiumVectorEnv(around(DummyVectorEnv(env_fns)))) == with_gymnasium()
 
 
 @pytest.mark.guarantee("G5.6")
 def test_envs_get_what_gymnasium_hands_them(backend):
     make = functools.partial(backend, num_workers=2)
     assert arrived(lambda env_fns: GymnasiumVectorEnv(make(env_fns))) == with_gymnasium()
-
-
-def test_workers_of_ones_own_get_what_gymnasium_hands_them():
     assert arrived(lambda env_fns: GymnasiumVectorEnv(custom(env_fns))) == with_gymnasium()
 
 
 @pytest.mark.guarantee("G5.7")
 @pytest.mark.parametrize("batch", [torch.ones(N, 2, dtype=torch.float64), [torch.ones(2, dtype=torch.float64)] * N])
 def test_tensors_arrive_as_arrays_of_their_own_dtype(batch):
-    envs = GymnasiumVectorEnv(DummyVectorEnv([lambda: Records(spaces.Box(-9, 9, (2,), np.float32))] * N))
+    envs = GymnasiumVectorEnv(DummyVectorEnv([lambda: Records(PAIR)] * N))
     (got,), *_ = actions_of(envs, [batch])
     assert described(got) == described(np.ones(2))
 
@@ -77,23 +55,22 @@ def test_with_tensors_envs_play_as_the_originals_do_with_arrays(own, kind):
 
 
 def test_check_actions_looks_at_the_value_not_at_the_type():
-    space = spaces.Box(-1, 1, (1,), np.float32)
-    envs = GymnasiumVectorEnv(DummyVectorEnv([lambda: Records(space)] * N, check_actions=True))
-    assert [described(got) for (got,) in actions_of(envs, [np.full((N, 1), 0.1)])] == [described(np.full(1, 0.1))] * N
+    envs = GymnasiumVectorEnv(DummyVectorEnv([lambda: Records(PAIR)] * N, check_actions=True))
+    assert [described(got) for (got,) in actions_of(envs, [np.full((N, 2), 0.1)])] == [described(np.full(2, 0.1))] * N
     with pytest.raises(ValueError, match=r"action for env 0 is .*, which is not in its action space"):
-        envs.step(np.full((N, 1), 1.1))
+        envs.step(np.full((N, 2), 9.1))
 
 
-def test_the_envs_of_a_round_with_resets_get_them_too(backend):
-    envs = GymnasiumVectorEnv(backend([lambda: gym.wrappers.TimeLimit(Records(spaces.Discrete(9)), 2)] * 2))
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        (lambda fns: DummyVectorEnv(fns), np.int32),
+        (lambda fns: from_gymnasium(gym.vector.SyncVectorEnv(fns)), np.int64),
+    ],
+    ids=["alone", "together"],
+)
+def test_envs_of_a_round_with_resets_get_them_too_and_envs_that_step_together_the_dtype_of_their_space(make, dtype):
+    envs = GymnasiumVectorEnv(make([lambda: gym.wrappers.TimeLimit(Records(spaces.Discrete(9)), 2)] * 2))
     assert [list(map(described, got)) for got in actions_of(envs, np.ones((5, 2), np.int32))] == [
-        [described(np.int32(1))] * 4
+        [described(dtype(1))] * 4
     ] * 2
-    envs.close()
-
-
-def test_vector_envs_that_step_together_get_the_dtype_of_their_space():
-    envs = GymnasiumVectorEnv(from_gymnasium(gym.vector.SyncVectorEnv([lambda: Records(spaces.Discrete(9))] * 2)))
-    assert [list(map(described, got)) for got in actions_of(envs, [[1, 2]])] == [
-        [described(np.int64(action))] for action in (1, 2)
-    ]

@@ -13,25 +13,33 @@ from vecenv import (
     GymnasiumVectorEnv,
     SyncVectorEnv,
     TransformedVectorEnv,
+    VectorEnvNormObs,
     VectorEnvWrapper,
 )
-from vecenv.arguments import next_seed, seed_chain
 from vecenv.testing import CountingEnv, ExitsOnStep
 from vecenv.transforms import TimeLimit
 
 
-class TestFinalInfoAsAList:
-    def test_the_keys_and_masks_are_those_of_0_29(self):
-        envs = SyncVectorEnv(
-            [lambda: Reports({"x": 1}, length=1), Reports], autoreset_mode="SameStep", final_info_format="list"
-        )
-        envs.reset()
-        *_, infos = envs.step([0, 0])
-        assert infos["final_info"].tolist() == [{"x": 1}, None]
-        assert infos["final_observation"][0].tolist() == [1, 1]
-        assert infos["final_observation"][1] is None
-        assert infos["_final_info"].tolist() == infos["_final_observation"].tolist() == [True, False]
-        assert "final_obs" not in infos
+def test_the_keys_and_masks_are_those_of_0_29():
+    env_fns = [lambda: Reports({"x": 1}, length=1), Reports]
+    envs = SyncVectorEnv(env_fns, autoreset_mode="SameStep", final_info_format="list")
+    envs.reset()
+    *_, infos = envs.step([0, 0])
+    assert infos["final_info"].tolist() == [{"x": 1}, None]
+    assert infos["final_observation"][0].tolist() == [1, 1]
+    assert infos["final_observation"][1] is None
+    assert infos["_final_info"].tolist() == infos["_final_observation"].tolist() == [True, False]
+    assert "final_obs" not in infos
+
+
+@pytest.mark.guarantee("G7.12")
+def test_a_last_observation_that_a_wrapper_changed_stays_what_the_wrapper_made():
+    venv = VectorEnvNormObs(DummyVectorEnv([lambda: Reports(length=1)] * 2))
+    envs = GymnasiumVectorEnv(venv, autoreset_mode="SameStep")
+    obs, _ = envs.reset()
+    last = envs.step([0, 0])[-1]["final_obs"][0]
+    assert (last.dtype, last.shape) == (obs.dtype, (2,))
+    assert np.abs(last).max() <= 1, "normalised"
 
 
 @pytest.mark.guarantee("G7.8")
@@ -52,105 +60,68 @@ def test_only_same_step_mode_needs_extra_rounds_and_only_for_a_reason(mode, extr
     envs.close()
 
 
-class TestSeedsOfEpisodes:
-    @pytest.mark.guarantee("G6.8")
-    @pytest.mark.parametrize(("mode", "resets"), [("NextStep", [2, 1]), ("SameStep", [3, 2])])
-    def test_every_autoreset_has_the_next_seed_of_its_env(self, mode, resets):
-        env_fns = [lambda i=i: CountingEnv(i, length=2 + i) for i in range(2)]
-        envs = SyncVectorEnv(env_fns, autoreset_mode=mode, seed_episodes=True)
-        batches = [envs.reset(seed=7)[0], *(envs.step([0, 0])[0] for _ in range(7))]
-        for i in range(2):
-            seen = dict.fromkeys(int(batch[i, 3]) for batch in batches)
-            assert list(seen) == seed_chain(7 + i, resets[i])
-            assert envs.np_random_seed[i] == [*seen][-1]
-
-    def test_without_a_seed_from_the_caller_they_are_drawn(self):
-        envs = SyncVectorEnv([Remembers] * 2, seed_episodes=True)
-        envs.reset()
-        (first, second) = (resets[0][0] for resets in envs.get_attr("resets"))
-        assert isinstance(first, int)
-        assert first != second
-        envs.reset()
-        assert envs.get_attr("resets")[0][1][0] == next_seed(first)
-        envs.reset(seed=[5, None])
-        assert envs.get_attr("resets")[0][2][0] == 5
-        assert envs.get_attr("resets")[1][2][0] == next_seed(next_seed(second))
-
-    def test_a_refused_step_uses_no_seed(self):
-        envs = SyncVectorEnv([lambda: CountingEnv(0, length=1)] * 1, seed_episodes=True)
-        envs.reset(seed=7)
-        envs.step([0])
-        with pytest.raises(ValueError, match="got 2 actions"):
-            envs.step([0, 0])
-        assert envs.step([0])[0][0, 3] == next_seed(7)
+def next_seed(seed):
+    """Return the seed that vecenv gives the episode after the one with `seed`."""
+    envs = SyncVectorEnv([lambda: CountingEnv(0, length=1)], seed_episodes=True)
+    envs.reset(seed=seed)
+    envs.reset()
+    return envs.np_random_seed[0]
 
 
-class TestRandomStarts:
-    def start(self, most, seed=5, **options):
+@pytest.mark.guarantee("G6.8")
+@pytest.mark.parametrize(("mode", "resets"), [("NextStep", [2, 1]), ("SameStep", [3, 2])])
+def test_every_autoreset_has_the_next_seed_of_its_env(mode, resets):
+    env_fns = [lambda i=i: CountingEnv(i, length=2 + i) for i in range(2)]
+    envs = SyncVectorEnv(env_fns, autoreset_mode=mode, seed_episodes=True)
+    batches = [envs.reset(seed=7)[0], *(envs.step([0, 0])[0] for _ in range(7))]
+    for i in range(2):
+        chain = [7 + i]
+        for _ in range(resets[i]):
+            chain.append(next_seed(chain[-1]))
+        assert [*dict.fromkeys(int(batch[i, 3]) for batch in batches)] == chain
+        assert len(set(chain)) == len(chain)
+        assert envs.np_random_seed[i] == chain[-1]
+
+
+@pytest.mark.guarantee("G6.8")
+def test_without_a_seed_from_the_caller_the_seeds_of_episodes_are_drawn():
+    envs = SyncVectorEnv([Remembers] * 2, seed_episodes=True)
+    for seed in (None, None, [5, None]):
+        envs.reset(seed=seed)
+    (first, *own), (second, *others) = ([seed for seed, _ in resets] for resets in envs.get_attr("resets"))
+    assert isinstance(first, int)
+    assert first != second
+    assert own == [next_seed(first), 5]
+    assert others == [next_seed(second), next_seed(next_seed(second))]
+
+
+def test_a_refused_step_uses_no_seed():
+    envs = SyncVectorEnv([lambda: CountingEnv(0, length=1)] * 1, seed_episodes=True)
+    envs.reset(seed=7)
+    envs.step([0])
+    with pytest.raises(ValueError, match="got 2 actions"):
+        envs.step([0, 0])
+    assert envs.step([0])[0][0, 3] == next_seed(7)
+
+
+@pytest.mark.parametrize("most", [3, 15])
+def test_random_starts_are_different_times_and_the_same_for_the_same_seed(most):
+    """With 15 steps, more than an episode has, they go into later episodes. A masked reset makes no random steps."""
+    results = []
+    for seed in (5, 5, 6):
         env_fns = [lambda i=i: CountingEnv(i, length=4) for i in range(8)]
-        envs = SyncVectorEnv(env_fns, random_initial_steps=most, **options)
+        venv = VectorEnvWrapper(DummyVectorEnv(env_fns)) if most == 15 else DummyVectorEnv(env_fns)
+        envs = GymnasiumVectorEnv(venv, random_initial_steps=most, seed_episodes=most == 15)
         obs, infos = envs.reset(seed=seed)
-        return envs, obs, infos
-
-    def test_envs_start_at_different_times_in_the_same_way_for_the_same_seed(self):
-        results = []
-        for seed in (5, 5, 6):
-            envs, obs, _ = self.start(3, seed)
-            results.append(obs.tolist())
-            assert set(obs[:, 2].tolist()) <= {0, 1, 2, 3}
-            assert len(set(obs[:, 2].tolist())) > 1
-            envs.close()
-        assert results[0] == results[1]
-        assert results[0] != results[2]
-
-    def test_more_steps_than_an_episode_has_go_into_the_next(self):
-        envs, obs, infos = self.start(15)
-        assert obs[:, 2].max() < 4
-        assert obs[:, 1].max() > 0
+        results.append(obs.tolist())
+        assert set(obs[:, 2].tolist()) <= {0, 1, 2, 3}
+        assert len(set(obs[:, 2].tolist())) > 1
+        assert (obs[:, 1].max() > 0) == (most == 15)
         assert infos["episode"].tolist() == [0] * 8
-        later, *_ = envs.step([0] * 8)
-        assert (later[:, 2] == obs[:, 2] + 1).all()
-        envs.close()
-
-    def test_a_masked_reset_makes_no_random_steps(self):
-        envs, _, _ = self.start(3)
-        obs, _ = envs.reset(options={"reset_mask": np.arange(8) < 4})
-        assert (obs[:4, 2] == 0).all()
-        envs.close()
-
-    def test_it_works_below_wrappers_and_without_seeds(self):
-        venv = VectorEnvWrapper(DummyVectorEnv([lambda i=i: CountingEnv(i, length=4) for i in range(8)]))
-        envs = GymnasiumVectorEnv(venv, random_initial_steps=15, seed_episodes=True)
-        first, _ = envs.reset()
-        second, _ = envs.reset()
-        assert (second[:, 3] != first[:, 3]).all()
-        assert first[:, 2].tolist() != second[:, 2].tolist() or first[:, 1].tolist() != second[:, 1].tolist()
-        envs.close()
-
-
-class VectorReward(Reports):
-    """The same reward in each step."""
-
-    def __init__(self, reward, length=100):
-        super().__init__(length=length)
-        self.reward = reward
-
-    def step(self, action):
-        obs, _, *rest = super().step(action)
-        return (obs, self.reward, *rest)
-
-
-class TestVectorRewards:
-    @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-    def test_they_are_rows_also_where_all_envs_are_reset(self, mode):
-        envs = SyncVectorEnv(
-            [lambda: VectorReward([1, 2], length=2), lambda: VectorReward(np.array([3, 4]), length=2)],
-            autoreset_mode=mode,
-        )
-        envs.reset()
-        rewards = [envs.step([0, 0])[1].tolist() for _ in range(4)]
-        paid, nothing = [[1, 2], [3, 4]], [[0, 0], [0, 0]]
-        assert rewards == [paid, paid, nothing if mode == "NextStep" else paid, paid]
+        assert (envs.step([0] * 8)[0][:, 2] == obs[:, 2] + 1).all()
+        assert envs.reset(options={"reset_mask": np.arange(8) < 4})[0][:4, 2].tolist() == [0] * 4
+    assert results[0] == results[1]
+    assert results[0] != results[2]
 
 
 @FULL

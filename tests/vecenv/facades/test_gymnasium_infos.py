@@ -4,10 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from tests.support.backends import FULL
-from tests.support.gymnasium_cases import OURS, Reports, assert_same
-from vecenv import DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvWrapper
-from vecenv.facades.vector_infos import vector_infos
+from tests.support.gymnasium_cases import Reports, assert_same
+from vecenv import GymnasiumVectorEnv, SyncVectorEnv, from_gymnasium
 
 
 class Original(gym.vector.VectorEnv):
@@ -41,9 +39,17 @@ LIKE = [
 ]
 
 
+def batched(rows, n=3):
+    """Return the infos of a step of `n` envs, of which some return an info: pairs (env id, info)."""
+    infos = dict(rows)
+    envs = SyncVectorEnv([lambda i=i: Reports(infos.get(i, {})) for i in range(n)])
+    envs.reset()
+    return envs.step([0] * n)[-1]
+
+
 def of_x(values, n=3):
     """Return the infos of envs in which the first envs have these values of x."""
-    return vector_infos(enumerate({"x": value} for value in values), n)
+    return batched(enumerate({"x": value} for value in values), n)
 
 
 @pytest.mark.parametrize("info", LIKE, ids=str)
@@ -51,8 +57,8 @@ def test_infos_of_one_kind_are_batched_as_by_gymnasium(info):
     for ids in ([0, 1, 2], [1], [0, 2]):
         rows = [(i, info) for i in ids]
         expected = Original(3).batch(rows)
-        assert_same(vector_infos(rows, 3), expected)
-        assert list(vector_infos(rows, 3)) == list(expected)
+        assert_same(batched(rows), expected)
+        assert list(batched(rows)) == list(expected)
 
 
 @pytest.mark.parametrize(
@@ -98,69 +104,21 @@ def test_arrays_that_differ_in_dtype_or_shape_stay_what_they_are():
         assert infos["x"][2] is None
 
 
-class Named(Reports):
-    """Env whose infos have keys that the engine uses too."""
+class Simulator(gym.vector.SyncVectorEnv):
+    """Vector env whose infos hold a number for all envs, and a list, as those of simulators."""
 
-    def __init__(self, name, length, **more):
-        super().__init__({"env_id": name, **more}, {}, length=length)
-        self.name = name
-
-    def reset(self, **kwargs):
-        obs, _ = super().reset(**kwargs)
-        return obs, {"env_id": self.name}
+    def step(self, actions):
+        *result, infos = super().step(actions)
+        return (*result, {**infos, "fps": 30, "names": ["a", "b"]})
 
 
-class Raises(Reports):
-    """Env that raises in its third step."""
-
-    def step(self, action):
-        if self.t == 2:
-            raise ValueError("boom")
-        return super().step(action)
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("kind", ["sync", "wrapped", pytest.param("async", marks=FULL)])
-def test_an_env_id_of_the_envs_own_is_kept(kind, mode):
-    """In step, in reset and in last infos, because the engine adds these keys to its infos."""
-    env_fns = [lambda: Named(7, 3), Reports, lambda: Named(1, 4)]
-
-    def wrapped(env_fns, **options):
-        return GymnasiumVectorEnv(VectorEnvWrapper(DummyVectorEnv(env_fns)), **options)
-
-    ours = {**OURS, "wrapped": wrapped}[kind](env_fns, autoreset_mode=mode)
-    theirs = gym.vector.SyncVectorEnv(env_fns, autoreset_mode=mode)
-    assert_same(ours.reset(), theirs.reset())
-    for _ in range(8):
-        assert_same(ours.step([0, 0, 0])[-1], theirs.step([0, 0, 0])[-1])
-    mask = np.array([True, True, False])
-    got, want = (envs.reset(options={"reset_mask": mask})[1] for envs in (ours, theirs))
-    assert_same(got, want)
-    ours.close()
-    theirs.close()
-
-
-@pytest.mark.parametrize("options", [{}, {"seed_episodes": True}], ids=str)
-@pytest.mark.parametrize("kind", ["sync", pytest.param("async", marks=FULL)])
-def test_keys_of_an_env_are_not_taken_for_those_of_its_last_step(kind, options):
-    envs = OURS[kind]([lambda: Named("a", 3, final_obs=1, final_info=2), Reports], autoreset_mode="SameStep", **options)
+def test_infos_of_a_vector_env_get_a_row_per_env():
+    envs = GymnasiumVectorEnv(from_gymnasium(Simulator([Reports] * 2)))
     envs.reset()
-    infos = [envs.step([0, 0])[-1] for _ in range(3)]
-    assert [infos[0][key].tolist() for key in ("env_id", "final_obs")] == [["a", None], [1, None]]
-    assert infos[1] == {}
-    assert infos[2]["final_obs"][0].tolist() == [3, 3]
-    assert [infos[2]["final_info"][key].tolist() for key in ("env_id", "final_info")] == [["a", None], [2, 0]]
-    assert infos[2]["env_id"].tolist() == ["a", None]
-    envs.close()
-
-
-def test_nor_is_an_episode_taken_for_begun_when_another_env_fails():
-    envs = SyncVectorEnv([lambda: Named("a", 3, final_obs=1), Raises])
-    envs.reset()
-    for _ in range(2):
-        envs.step([0, 0])
-    with pytest.raises(ValueError, match="boom"):
-        envs.step([0, 0])
-    envs.reset(options={"reset_mask": np.array([False, True])})
-    obs, rewards, *_ = envs.step([0, 0])
-    assert (obs[:, 0].tolist(), rewards.tolist()) == ([0, 1], [0.0, 1.0])
+    infos = envs.step([0, 0])[-1]
+    assert {key: column.tolist() for key, column in infos.items()} == {
+        "fps": [30, 30],
+        "_fps": [True, True],
+        "names": ["a", "b"],
+        "_names": [True, True],
+    }

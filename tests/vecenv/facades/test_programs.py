@@ -1,0 +1,39 @@
+"""Thirty random programs per facade and autoreset mode return the same as with the original vector env."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fuzz import gymnasium, sb3
+from tests.fuzz.driver import run
+from tests.support.backends import FULL
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+HERE = ("sync", "views", "wrapper", "own reset", "native", "dummy", "own workers")
+"""Kinds of vector envs in this process."""
+
+
+def play(program: Any, seed: int, count: int, **choices: Any) -> None:
+    run(type("Fuzz", (program,), choices), [seed], count=count)
+
+
+@pytest.mark.guarantee("G6.1", "G7.7", "G7.11", "G7.12")
+@pytest.mark.parametrize("mode", gymnasium.Fuzz.modes)
+@pytest.mark.parametrize("kinds", [("sync", "views"), ("wrapper", "own workers", "native")], ids=" ".join)
+def test_gymnasium(kinds: tuple[str, ...], mode: str) -> None:
+    play(gymnasium.Fuzz, 0, 10 * len(kinds), kinds=kinds, modes=[mode])
+
+
+@pytest.mark.guarantee("G7.10", "G7.11")
+@pytest.mark.parametrize("kinds", [("dummy", "views"), ("wrapper", "own reset"), ("sync", "own workers")], ids=" ".join)
+def test_sb3(kinds: tuple[str, ...]) -> None:
+    play(sb3.Fuzz, 0, 10 * len(kinds), kinds=kinds)
+
+
+@FULL
+@pytest.mark.parametrize("program", [gymnasium.Fuzz, sb3.Fuzz])
+def test_facades_of_threads_and_workers(program: Any) -> None:
+    kinds = [kind for kind in program.kinds if kind not in HERE]
+    play(program, 1, 2 * len(kinds), kinds=kinds, patience=100.0)
