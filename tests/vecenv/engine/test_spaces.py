@@ -20,7 +20,13 @@ from tests.support.cases import (
 )
 from vecenv import DummyVectorEnv, EnvContractError, ObservationError, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
-DTYPES = ["bool", *(f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64"]
+DTYPES = [
+    "bool",
+    *(f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+]
 FUNDAMENTAL = [
     *(spaces.Box(0, 1 if dtype == "bool" else 100, (2, 3), np.dtype(dtype).type) for dtype in DTYPES),
     spaces.Box(-np.inf, np.inf, (), np.float32),
@@ -86,7 +92,9 @@ def test_observations_infos_and_actions_that_exceed_the_buffer_of_a_socket(make)
             return *super().step(action)[:4], {"action": action, "text": "x" * 10**6}
 
     texts = spaces.Text(10**7)
-    with make([lambda k=k: Echoes(space, [image, k + image], action_space=texts) for k in (1, 2)], num_workers=2) as venv:
+    with make(
+        [lambda k=k: Echoes(space, [image, k + image], action_space=texts) for k in (1, 2)], num_workers=2
+    ) as venv:
         venv.reset()
         for action in ("a" * 3_000_000, "b" * 3_000_000):
             obs, *_, info = venv.step([action] * 2)
