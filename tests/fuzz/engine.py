@@ -382,12 +382,8 @@ class Fuzz(Program):
         if resets and form != "none":
             resets = self.as_argument(resets, form)
         name = "id" if action % 2 else "env_id"
-        return results, {
-            "action": batch,
-            name: self.as_argument(ids, form),
-            "autoreset": autoreset,
-            "reset": resets,
-        } | given
+        given |= {"action": batch, name: self.as_argument(ids, form), "autoreset": autoreset, "reset": resets}
+        return results, given
 
     def reset_arguments(self, ids: list[int], seed: Any, at: Any) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
         """The arguments of a reset of these envs, and those that each env gets. Lists are cut to the number of envs."""

@@ -118,7 +118,8 @@ class Scripted(gymnasium.Env):
     """Observations, rewards and infos follow from the env's id, and from all that was done to it.
 
     `faults`: by ("step" or "reset", number of this call modulo 12), one of "raise", "short", "misfit", "unpicklable"
-    and "die". `infos`: kinds of INFOS, one per episode in turn. Episodes end after `2 + (id + episode) % 5` steps, in turn by termination, truncation and both.
+    and "die". `infos`: kinds of INFOS, one per episode in turn. Episodes end after `2 + (id + episode) % 5` steps, in
+    turn by termination, truncation and both.
     """
 
     metadata = {"render_modes": ["rgb_array"]}

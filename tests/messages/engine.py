@@ -24,15 +24,23 @@ from vecenv import (
     ParallelEnv,
     ParallelVectorEnv,
     Partial,
+    RunningMeanStd,
     SerialEnv,
     SharedState,
     ShmemVectorEnv,
     SubprocVectorEnv,
     SyncVectorEnv,
     ThreadVectorEnv,
+    TransformedEnv,
+    TransformedVectorEnv,
+    VectorEnvNormObs,
+    VectorEnvWrapper,
+    step_mdp,
 )
 from vecenv.sb3 import DummyVecEnv, SubprocVecEnv
-from vecenv.testing import CountingEnv, FakeBackend
+from vecenv.spaces import is_in, project, rand
+from vecenv.testing import CountingEnv, FakeBackend, check_env
+from vecenv.transforms import CatFrames, NormalizeReward, Rows
 
 NAN = float("nan")
 STATE = ("calls", "t", "episode", "seeded", "action")
@@ -86,6 +94,9 @@ def strict() -> DummyVectorEnv:
 
 
 DISCRETE, BOX = spaces.Discrete(9), spaces.Box(-9, 9, (2,), np.float32)
+IMAGE = spaces.Box(0, 255, (2, 3), np.uint8)
+TREE = spaces.Dict({"a": BOX, "b": spaces.Tuple((BOX, spaces.Text(5)))})
+TWO_COLUMNS = {"mean": [1.0, 2.0], "var": [1.0, 2.0], "count": 1, "skipped": 0}
 READY = Subject(ready, unchanged)
 Parallel = partial(pettingzoo.make, "parallel", "classic/rps-v2")
 NO_SUCH_ARGUMENT: tuple[tuple[Any, dict[str, Any], str], ...] = (
@@ -179,7 +190,7 @@ ROWS = [
         (lambda _: ParallelVectorEnv([Herd], "dummy", autoreset_mode="never"), ValueError, MODES + "'never'"),
         (lambda _: GymnasiumVectorEnv(ready(), autoreset_mode=1), ValueError, MODES + "1"),
         (lambda _: two_classes(), TypeError, "workers of several classes, ['LocalWorker', 'OtherWorker']"),
-        (lambda _: SerialEnv(3, [CountingEnv] * 2), ValueError, "create_env_fn has 2 entries, expected one for each of 3"),
+        (lambda _: SerialEnv(3, [CountingEnv] * 2), ValueError, "create_env_fn has 2 entries, expected one"),
         (lambda _: SerialEnv(3, CountingEnv, create_env_kwargs=[{}] * 2), ValueError,
          "create_env_kwargs has 2 entries, expected one for each of 3 envs"),
         (lambda _: SerialEnv(3, CountingEnv).update_kwargs([{}] * 2), ValueError, "create_env_kwargs has 2 entries"),
@@ -187,14 +198,14 @@ ROWS = [
         (lambda _: DummyVectorEnv([partial(Plays, spaces.Discrete(k), [0]) for k in (2, 2, 3)], check_spaces=True),
          ValueError, "differ in their observation_space: envs [0, 1]: Discrete(2); envs [2]: Discrete(3)"),
         *(
-            (lambda _, make=make: make(), error, text)
-            for make, error, text in (
+            (lambda _, make=make: make(), error, *says)
+            for make, error, *says in (
                 (lambda: EnvCreator(CountingEnv()), TypeError, "create_env_fn must be a callable"),
                 (lambda: EnvCreator(lambda: None), TypeError, "expected an env"),
                 (lambda: EnvCreator(counted, 3), TypeError, "create_env_kwargs must be a dict"),
                 (lambda: EnvCreator(counted, [1]), TypeError, "create_env_kwargs must be a dict"),
                 (lambda: EnvCreator(partial(counted, size=1)), TypeError, "size"),
-                (lambda: SharedState({"a": np.array([None])}), TypeError, "'a' has the dtype object, but envs share only"),
+                (lambda: SharedState({"a": np.array([None])}), TypeError, "'a' has the dtype object, but"),
                 (lambda: SharedState({"a": np.array([True])}), TypeError, "'a' has the dtype bool"),
                 (lambda: EnvCreator(partial(counted, first=-np.inf)), ValueError,
                  "arrays of Counted must begin with finite"),
@@ -204,6 +215,42 @@ ROWS = [
                  "2 entries, expected one for each of 3 envs"),
                 (lambda: EnvCreator(counted, [{}, {}]).update_kwargs([{}] * 3), ValueError, "3 entries, expected one"),
                 (lambda: EnvCreator(counted, [{}, {}])(), RuntimeError, "arguments for 2 envs"),
+                (lambda: step_mdp({"obs": 1}), KeyError, "next"),
+                (lambda: project(BOX, [1.0]), ValueError, "shape"),
+                (lambda: project(DISCRETE, NAN), ValueError, "NaN"),
+                *((partial(function, spaces.Text(3)), TypeError, "no array form")
+                  for function in (partial(is_in, value=0), partial(project, value=0), partial(rand, n=2))),
+                (lambda: NormalizeReward(gamma=1.1), ValueError, "must be"),
+                (lambda: NormalizeReward(epsilon=0), ValueError, "must be"),
+                (lambda: NormalizeReward().step(Rows(None, None, np.zeros((3, 2)), ids=np.arange(3))), ValueError,
+                 "rewards that are numbers, got the shape (2,)"),
+                *((lambda owner=owner: owner.load_state_dict({"mean": 0, "var": 1, "count": 1}), ValueError,
+                   "expected ['count', 'mean', 'skipped', 'var'], got [")
+                  for owner in (RunningMeanStd(), NormalizeReward())),
+                (lambda: NormalizeReward().load_state_dict(TWO_COLUMNS), ValueError,
+                 "its rows have the shapes (2,) and (2,)"),
+                (lambda: RunningMeanStd().load_state_dict({**TWO_COLUMNS, "mean": 1.0}), ValueError,
+                 "its rows have the shapes () and (2,)"),
+                (lambda: CatFrames(3, 0, padding="constant", padding_value="0"), ValueError,
+                 "padding_value must be a number"),
+                (lambda: TransformedEnv(Plays(IMAGE, []), CatFrames(3, 0, padding="constant", padding_value=256)),
+                 ValueError, "CatFrames", "which uint8 cannot hold"),
+                (lambda: TransformedVectorEnv(DummyVectorEnv(playing(IMAGE, [])),
+                                              CatFrames(3, 0, padding="constant", padding_value=0.5)),
+                 ValueError, "CatFrames", "which uint8 cannot hold"),
+                (lambda: check_env(CountingEnv, seed=-1), ValueError, "a seed must be at least 0"),
+                (lambda: check_env(CountingEnv, steps=0), ValueError, "steps must be an integer of at least 1, got 0"),
+                (lambda: check_env(CountingEnv, timeout=None), ValueError, "timeout must be a positive number"),
+                (lambda: VectorEnvNormObs(DummyVectorEnv(playing(spaces.Text(5), ["a"]))), ValueError,
+                 "cannot normalise obs:"),
+                (lambda: VectorEnvNormObs(DummyVectorEnv(playing(TREE, []))), ValueError,
+                 "cannot normalise obs['b'][1]:"),
+                (lambda: VectorEnvNormObs(DummyVectorEnv([*playing(BOX, []), *playing(IMAGE, [])])), ValueError,
+                 "in all envs"),
+                (lambda: VectorEnvNormObs(VectorEnvWrapper(DummyVectorEnv(counting(2, form="dict"), stack_obs=False))),
+                 ValueError, "stack_obs=True"),
+                (lambda: VectorEnvNormObs([CountingEnv]), TypeError, "wraps a vector env of vecenv",
+                 "NormalizeObservation"),
             )
         ),
         (lambda _: Partial(np.zeros(0), {}, {}, {}, {}, {}).merge_into(np.zeros((2, 1))), TypeError,
@@ -279,7 +326,7 @@ ROWS = [
     ),
     *rows_for(
         Subject(strict),
-        (lambda v: v.step([0] * 3), RuntimeError, "env 2 has not been reset, or its episode is over; call reset(2) first"),
+        (lambda v: v.step([0] * 3), RuntimeError, "env 2 has not been reset", "call reset(2) first"),
         (lambda v: v.step([0, 0], [0, 1]) and v.step([0], 1), RuntimeError, "env 1 has not been reset"),
     ),
     *rows_for(

