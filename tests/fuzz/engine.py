@@ -208,7 +208,7 @@ class Fuzz(Program):
         if len(result) == 3:
             return Failed("short")
         obs, *middle, info = result
-        if type(obs) is object:
+        if any(type(leaf) is object for leaf in nest.leaves(obs)):
             return Failed("misfit")
         row = (obs, *(middle or (NO_REWARD, False, False)), info)
         if middle and self.rewards == "vector":

@@ -169,7 +169,9 @@ class Scripted(gymnasium.Env):
         rng = np.random.default_rng([self.id, self.episode, self.t, self.seeded + 1, self.options, self.mark])
         over = self.t >= 2 + (self.id + self.episode) % 5
         kind = self.episode % 3
-        obs = object() if fault == "misfit" else draw(self.observation_space, rng, number(action))
+        obs = draw(self.observation_space, rng, number(action))
+        if fault == "misfit":
+            obs = misfit(obs)
         reward = float(rng.normal())
         value: Any = {"float": reward, "int": int(9 * reward), "float32": np.float32(reward)}.get(self.rewards, reward)
         if self.rewards == "vector" or (self.rewards == "mixed" and (self.calls + self.id) % 7 == 0):
@@ -262,6 +264,13 @@ def draw(space: Any, rng: np.random.Generator, action: int = 0) -> Any:
     if isinstance(space, spaces.Text):
         return "abcdefgh"[: 1 + int(rng.integers(space.max_length))]
     return tuple(np.int64(part) for part in rng.integers(0, 9, int(rng.integers(4))))
+
+
+def misfit(obs: Any) -> Any:
+    """The observation with an object that does not fit, in its last part that may not be an object."""
+    if isinstance(obs, dict):
+        return {**obs, max(obs): object()}
+    return (*obs[:-1], object()) if isinstance(obs, tuple) else object()
 
 
 def stacked(space: Any, rows: Sequence[Any]) -> Any:

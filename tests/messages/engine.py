@@ -21,6 +21,7 @@ from vecenv import (
     DummyVectorEnv,
     EnvCreator,
     GymnasiumVectorEnv,
+    ObservationError,
     ParallelEnv,
     ParallelVectorEnv,
     Partial,
@@ -87,6 +88,14 @@ def with_actions(space: Any) -> Subject:
     return Subject(make, got_nothing)
 
 
+def two_steps(space: Any, wrong: Any) -> DummyVectorEnv:
+    """A vector env whose env 1 observes `wrong` in its first step."""
+    fine = space.sample()
+    venv = DummyVectorEnv(playing(space, [fine], [fine, wrong]))
+    venv.reset()
+    return venv
+
+
 def strict() -> DummyVectorEnv:
     venv = DummyVectorEnv(counting(3, length=1), strict=True)
     venv.reset([0, 1])
@@ -96,6 +105,7 @@ def strict() -> DummyVectorEnv:
 DISCRETE, BOX = spaces.Discrete(9), spaces.Box(-9, 9, (2,), np.float32)
 IMAGE = spaces.Box(0, 255, (2, 3), np.uint8)
 TREE = spaces.Dict({"a": BOX, "b": spaces.Tuple((BOX, spaces.Text(5)))})
+NESTED = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple([spaces.Discrete(3)])})
 TWO_COLUMNS = {"mean": [1.0, 2.0], "var": [1.0, 2.0], "count": 1, "skipped": 0}
 READY = Subject(ready, unchanged)
 Parallel = partial(pettingzoo.make, "parallel", "classic/rps-v2")
@@ -339,5 +349,26 @@ ROWS = [
         Subject(lambda: DummyVectorEnv(playing(BOX, [np.zeros(2, np.float32)] * 2))),
         (lambda v: v.get_state(), NotImplementedError, "Plays cannot save its state: define get_state", "env 0"),
         (lambda v: v.set_state([None, None]), ValueError, "2 states for 1 envs"),
+    ),
+    *(
+        row
+        for space, wrong, *says in (
+            (spaces.Box(0, 255, (2,), np.uint8), [300, 1], "values in [1, 300], the space has uint8 (2,)"),
+            (spaces.Box(0, 9, (2,), np.int64), [2.7, 1], "(2,) with values in [1.0, 2.7], the space has int64"),
+            (BOX, np.ones((1, 2)), "is float64 (1, 2) with values in [1.0, 1.0], the space has float32 (2,)"),
+            (BOX, None, "is object (), the space has float32 (2,)"),
+            (spaces.Box(0, 9, (2, 2)), [[1, 2], [3]], "is ragged, the space has float32 (2, 2)"),
+            (BOX, np.array([1e300, 1]), "with values in [1.0, 1e+300], the space has float32 (2,)"),
+            (spaces.Box(0, 9, (), np.float16), 70000, "values in [70000, 70000], the space has float16 ()"),
+            (NESTED, {"a": 1}, "obs has the wrong keys: missing ['b'], not in the space []"),
+            (NESTED, {"a": 1, "b": (1,), "c": 1}, "obs has the wrong keys: missing [], not in the space ['c']"),
+            (NESTED, [1, 2], "obs is a list, expected a dict with the keys ['a', 'b']"),
+            (NESTED, {"a": 1, "b": [1, 2]}, "obs['b'] is a list of 2, expected a tuple of 1"),
+            (NESTED, {"a": 1, "b": np.array(1)}, "obs['b'] is a ndarray, expected a tuple of 1"),
+            (NESTED, {"a": 1, "b": (2.5,)}, "obs['b'][0] is float64 () with values in [2.5, 2.5]"),
+        )
+        for row in rows_for(
+            Subject(partial(two_steps, space, wrong)), (lambda v: v.step([0, 0]), ObservationError, "env 1: obs", *says)
+        )
     ),
 ]  # fmt: skip

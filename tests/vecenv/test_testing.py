@@ -41,7 +41,7 @@ CARRIED = ("mixed_rounds", "env_errors", "close")
 """Checks that depend on actors and that test_spaces.py does not make."""
 
 
-@pytest.mark.guarantee("G2.4", "G2.8", "G3.3", "G3.8", "G4.1", "G6.3", "G8.1", "G8.3", "G8.8", "G9.1", "G9.15")
+@pytest.mark.guarantee("G2.4", "G2.7", "G2.8", "G3.3", "G3.8", "G4.1", "G6.3", "G8.1", "G8.3", "G8.8", "G9.1", "G9.15")
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_our_backends_keep_the_contract(make, check):

