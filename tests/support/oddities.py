@@ -81,18 +81,6 @@ class OddInfo(Counter):
         return {"odd": self.make()} if self.t == self.at else {}
 
 
-class OddAttribute(Counter):
-    """Env that creates the attribute `odd` when it is read."""
-
-    def __init__(self, id: int, make: Callable[[], Any]) -> None:
-        super().__init__(id)
-        self.make = make
-
-    @property
-    def odd(self) -> Any:
-        return self.make()
-
-
 class OddObservation(NoSpace):
     """Env with the result of `make` in the observation of step 2."""
 

@@ -21,7 +21,6 @@ from vecenv import (
     SB3VecEnv,
     SerialEnv,
     ShmemVectorEnv,
-    ThreadVectorEnv,
     step_mdp,
 )
 from vecenv.spaces import is_in, project, rand
@@ -50,7 +49,7 @@ def test_a_lazy_vector_env_makes_its_envs_when_they_are_needed() -> None:
     venv.close()
 
 
-@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv])
+@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
 def test_a_lazy_vector_env_starts_again_after_close(backend: type) -> None:
     with backend([CountingEnv] * 2, lazy=True) as venv:
         venv.start()
