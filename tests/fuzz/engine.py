@@ -45,6 +45,8 @@ NO_REWARD = 0.0
 """The reward of a row of a reset, which has no shape that counts."""
 N = 5
 """Most envs of a program. Draws depend on no answer of the vector env: the order in which envs return is random."""
+KEPT = 8
+"""Number of results that must not change. An env has most probably ended another episode by then."""
 SMALL = st.integers(0, 99)
 IDS = st.lists(st.integers(0, N - 1), unique=True)
 SEEDS = st.lists(st.none() | SMALL, min_size=N, max_size=N)
@@ -128,8 +130,8 @@ class Fuzz(Program):
         every=st.sampled_from([1, 2]),
         space=st.sampled_from(list(SPACES)),
         actions=st.sampled_from(list(ACTIONS)),
-        rewards=st.sampled_from(["float", "int", "float32", "vector", "mixed"]),
-        restarts=st.booleans(),
+        rewards=st.sampled_from(["float", "int", "float32", "vector", "float", "int", "vector", "mixed"]),
+        restarts=st.sampled_from([False, False, True]),
         strict=st.booleans(),
         copy=st.sampled_from([True, True, False]),
         faults=st.lists(FAULTS, min_size=N, max_size=N),
@@ -292,7 +294,7 @@ class Fuzz(Program):
             assert_same(middle[1], np.array([row[2] for row in values], bool), "terminated")
             assert_same(middle[2], np.array([row[3] for row in values], bool), "truncated")
         if kept and (self.copy or len(rows) < self.n):
-            if len(self.kept) == 3:  # the caller may write into its arrays
+            if len(self.kept) == KEPT:  # the caller may write into its arrays
                 scribble(tuple(self.kept.pop(0)[0]))
             self.kept.append((batch, copy.deepcopy(batch)))
 
@@ -414,10 +416,14 @@ class Fuzz(Program):
     def step(self, ids: list[int], **round: Any) -> None:
         self.step_some(ids, round)
 
-    @rule(rounds=st.lists(AUTORESET, min_size=3, max_size=7), action=SMALL, form=FORM)
+    @rule(rounds=st.lists(AUTORESET, min_size=4, max_size=12), action=SMALL, form=FORM)
     def step_on(self, rounds: list[Any], action: int, form: str) -> None:
         """Steps of all envs, so that episodes end."""
         for autoreset in rounds:
+            while self.flying:
+                self.receive(self.venv.recv)
+            if stuck := [i for i in range(self.n) if i not in self.steppable()]:
+                self.reset_all(stuck, None)
             round = {"action": action, "reset": None, "autoreset": autoreset, "form": form, "at": None}
             self.step_some(list(range(self.n)), round)
 

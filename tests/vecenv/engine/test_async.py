@@ -1,4 +1,4 @@
-"""Waiting for some envs: `wait_num` and `timeout`. Gates decide when an env finishes; no test sleeps to order events.
+"""Waiting for some envs: `wait_num` and `timeout`. Gates decide when an env finishes.
 
 `check_vector_env` checks on all backends that a step does not wait for slow envs.
 """
@@ -81,9 +81,17 @@ def test_a_reset_waits_for_its_own_envs(remote_backend):
             gates.await_arrival(2)
             venv.send([0, 0], [0, 1])
             gates.await_arrival(1)
-            thread = threading.Thread(target=lambda: (gates.await_arrival(2), gates.open(2)))
+            returned = threading.Event()
+
+            def let_through():
+                gates.await_arrival(2)
+                returned.wait(0.2)  # a reset that does not wait returns meanwhile
+                gates.open(2)
+
+            thread = threading.Thread(target=let_through)
             thread.start()
             obs, _ = venv.reset([2])
+            returned.set()
             thread.join()
             gates.open(1)
             assert obs[0, :3].tolist() == [2, 1, 0]
