@@ -1,16 +1,21 @@
 """Random programs on a vector env, against a plain loop over the same envs. Also real envs against gymnasium."""
 
+import time
+from functools import partial
+
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from tests.fuzz.driver import run
-from tests.fuzz.engine import Fuzz
+from tests.fuzz.engine import Fuzz, always, await_new_worker
+from tests.fuzz.envs import Scripted
 from tests.support.backends import BACKENDS, FULL
 from tests.support.cases import TAXI, equal_bits
 from tests.support.coroutine_envs import CoroutineVectorEnv
-from vecenv import DummyVectorEnv, nest
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, nest
 
 
 @pytest.mark.guarantee(
@@ -38,3 +43,20 @@ def test_real_envs_do_what_gymnasium_sync_vector_env_does(env_id):
             got, want = venv.step(action, reset=done)[:4], peer.step(action)[:4]
             done = got[2] | got[3]
     peer.close()
+
+
+@pytest.mark.parametrize("backend", [ShmemVectorEnv, SubprocVectorEnv])
+def test_envs_of_a_replaced_and_a_new_worker_that_both_die_continue_in_one_worker(backend):
+    with backend([partial(Scripted, i) for i in range(2)], num_workers=1, recycle_after=always) as venv:
+        venv.reset(seed=0)
+        await_new_worker(venv)
+        venv.reset([1])  # env 1 moves, env 0 does not
+        for worker in venv.engine.backend.workers:
+            psutil.Process(worker.pid).kill()
+        while any(venv.alive()):
+            time.sleep(1e-3)
+        for _ in range(3):
+            assert [row["env_id"] for row in venv.reset(seed=3)[1]] == [0, 1]
+            venv.step([1, 2])
+        await_new_worker(venv)
+        assert [row["env_id"] for row in venv.reset([0], seed=[4])[1]] == [0]
