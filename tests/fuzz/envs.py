@@ -189,7 +189,9 @@ class Scripted(gymnasium.Env):
 
     def episode_state(self) -> dict[str, Any]:
         """Return what a new worker's env continues."""
-        return {name: getattr(self, name) for name in ("calls", "episode", "t", "seeded", "options", "mark")}
+        return {
+            name: getattr(self, name) for name in ("calls", "episode", "t", "seeded", "options", "mark", "received")
+        }
 
     def set_episode_state(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
