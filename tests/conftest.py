@@ -51,6 +51,7 @@ start_methods.PRELOAD[:0] = [
     "tests.support.cases",
     "tests.support.countdown",
     "tests.support.oddities",
+    "tests.fuzz.envs",
 ]
 
 # With triton, PyTorch's compiler keeps a pool of processes until the end. torch reads the variable when imported.

@@ -91,8 +91,7 @@ def _new_statistics(venv: Any) -> Any:
     found = getattr(venv, "observation_space", None)
     if found is None:  # a lazy vector env before its start
         return RunningMeanStd()
-    each = found if isinstance(found, list) else [found]
-    tree = common_tree(each, "obs")
+    tree = common_tree(found, "obs")
     for leaf in nest.leaves(tree):
         if isinstance(leaf, ObjectLeaf):
             raise ValueError(

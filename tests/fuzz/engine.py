@@ -6,15 +6,17 @@ import copy
 import time
 import warnings
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import psutil
+import torch
+from gymnasium import spaces
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from tests.fuzz.driver import Hang, Program
-from tests.fuzz.envs import ACTIONS, SPACES, Died, Scripted, assert_same, draw, objects, stacked
+from tests.fuzz.envs import ACTIONS, INFOS, SPACES, Died, Scripted, assert_same, draw, objects, stacked
 from tests.support.coroutine_envs import CoroutineVectorEnv
 from vecenv import (
     DummyVectorEnv,
@@ -26,6 +28,7 @@ from vecenv import (
     ThreadVectorEnv,
     VectorEnvError,
     WorkerDiedError,
+    nest,
 )
 
 BACKENDS = [DummyVectorEnv, ThreadVectorEnv, CoroutineVectorEnv, ShmemVectorEnv, SubprocVectorEnv]
@@ -42,15 +45,20 @@ NO_REWARD = 0.0
 """The reward of a row of a reset, which has no shape that counts."""
 N = 5
 """Most envs of a program. Draws depend on no answer of the vector env: the order in which envs return is random."""
+KEPT = 8
+"""Number of results that must not change. An env has most probably ended another episode by then."""
 SMALL = st.integers(0, 99)
 IDS = st.lists(st.integers(0, N - 1), unique=True)
 SEEDS = st.lists(st.none() | SMALL, min_size=N, max_size=N)
-FORM = st.sampled_from(["list", "array", "mask", "none"])
+FORM = st.sampled_from(["list", "array", "small ints", "tuple", "mask", "bools", "none", "int"])
+OPTIONS = st.none() | SMALL | st.lists(st.none() | SMALL, min_size=N, max_size=N)
+AUTORESET = st.sampled_from([False, False, True]) | st.lists(st.integers(-1, 50), min_size=N, max_size=N)
 ROUND = {
     "action": SMALL,
     "reset": st.none() | IDS,
-    "autoreset": st.sampled_from([False, False, True]) | st.lists(st.integers(-1, 50), min_size=N, max_size=N),
+    "autoreset": AUTORESET,
     "form": FORM,
+    "at": OPTIONS,
 }
 FAULTS = st.dictionaries(
     st.tuples(st.sampled_from(["step", "reset"]), st.integers(1, 11)), st.sampled_from(FAULTY), max_size=3
@@ -63,6 +71,11 @@ def resets_end(faults: dict[tuple[str, int], str]) -> bool:
     """
     first = next(number for number in range(1, 12) if faults.get(("reset", number), "die") == "die")
     return ("reset", first) not in faults
+
+
+def rows_of(batch: Any, k: int) -> list[Any]:
+    """The rows of a batch of actions, as envs receive them."""
+    return [nest.map(lambda part, j=j: part[j], batch) for j in range(k)]
 
 
 def always(worker: Any) -> bool:
@@ -85,8 +98,30 @@ class Failed:
         self.error, self.row = error, row
 
 
+def scribble(value: Any) -> None:
+    """Overwrite all arrays of a result."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        if value.flags.writeable and value.dtype.kind in "biufc":
+            value[...] = 77
+        return
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, np.ndarray)) else ():
+        scribble(part)
+
+
+def unstacked(space: Any, batch: Any) -> Any:
+    """The batch of an object array with an observation per env."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return batch
+    assert batch.dtype == object
+    assert all(type(row) is (dict if isinstance(space, spaces.Dict) else tuple) for row in batch)
+    return stacked(space, list(batch))
+
+
 class Fuzz(Program):
     """`envs` are the oracle. `flying` has the rows of the envs in flight, in the order in which they were sent."""
+
+    backend: ClassVar[Any] = None
+    """The class of all vector envs. None: one of BACKENDS per program."""
 
     @initialize(
         backend=st.sampled_from(BACKENDS),
@@ -95,18 +130,22 @@ class Fuzz(Program):
         every=st.sampled_from([1, 2]),
         space=st.sampled_from(list(SPACES)),
         actions=st.sampled_from(list(ACTIONS)),
-        rewards=st.sampled_from(["float", "int", "float32", "vector", "mixed"]),
-        restarts=st.booleans(),
+        rewards=st.sampled_from(["float", "int", "float32", "vector", "float", "int", "vector", "mixed"]),
+        restarts=st.sampled_from([False, False, True]),
         strict=st.booleans(),
         copy=st.sampled_from([True, True, False]),
         faults=st.lists(FAULTS, min_size=N, max_size=N),
         wait_num=st.sampled_from([None, None, None, *range(1, N + 1)]),
         timeout=st.sampled_from([None, None, 1e-3]),
         recycles=st.sampled_from([False, False, True]),
+        infos=st.lists(st.sampled_from(list(INFOS)), min_size=1, max_size=3),
+        stack_obs=st.sampled_from([True, True, False]),
+        check_actions=st.booleans(),
     )
     def make(
         self, backend: Any, n: int, workers: int, every: int, faults: Any, wait_num: Any, timeout: Any, **options: Any
     ) -> None:
+        backend = self.backend or backend
         if backend is CoroutineVectorEnv:  # every second env may be an ordinary env, in a thread of its own
             options["every"], workers = every, n if every == 2 else workers
         self.n, self.space, self.actions = n, options.pop("space"), options.pop("actions")
@@ -114,7 +153,8 @@ class Fuzz(Program):
         self.restarts = self.restarts and self.rewards != "mixed"
         self.shape: tuple[int, ...] | None = None
         """The shape of the rewards, which the first step decides."""
-        self.strict, self.copy = options["strict"], options["copy"]
+        self.strict, self.copy, self.stack_obs = options["strict"], options["copy"], options["stack_obs"]
+        self.infos = options.pop("infos")
         self.remote, workers = backend in (ShmemVectorEnv, SubprocVectorEnv), min(workers, n)
         impossible = {"misfit"} if self.space in ("text", "sequence") else set()
         if not self.remote or workers < n:
@@ -124,6 +164,7 @@ class Fuzz(Program):
                 "space": self.space,
                 "actions": self.actions,
                 "rewards": self.rewards,
+                "infos": self.infos,
                 "faults": {place: kind for place, kind in each.items() if kind not in impossible},
             }
             for each in faults
@@ -142,7 +183,7 @@ class Fuzz(Program):
         self.last: dict[int, Any] = {}
         self.kept: list[tuple[Any, Any]] = []
         self.venv = backend([partial(Scripted, i, **self.settings[i]) for i in range(n)], **options)
-        self.reset_all(list(range(n)), {"seed": 0})
+        self.reset_all(list(range(n)), 0)
         self.start_new_worker()
 
     def close(self) -> None:
@@ -170,7 +211,7 @@ class Fuzz(Program):
         if len(result) == 3:
             return Failed("short")
         obs, *middle, info = result
-        if type(obs) is object:
+        if any(type(leaf) is object for leaf in nest.leaves(obs)):
             return Failed("misfit")
         row = (obs, *(middle or (NO_REWARD, False, False)), info)
         if middle and self.rewards == "vector":
@@ -242,7 +283,8 @@ class Fuzz(Program):
         vector = self.rewards == "vector" or self.shape == (2,)
         values = list(rows.values())
         assert_same(info, objects(infos), "info")
-        assert_same(obs, stacked(SPACES[self.space], [row[0] for row in values]), "obs")
+        got = obs if self.stack_obs else unstacked(SPACES[self.space], obs)
+        assert_same(got, stacked(SPACES[self.space], [row[0] for row in values]), "obs")
         if middle:
             rewards = np.array([np.broadcast_to(row[1], (2,)) if vector else row[1] for row in values], np.float64)
             if vector and middle[0].ndim == 1:
@@ -252,7 +294,9 @@ class Fuzz(Program):
             assert_same(middle[1], np.array([row[2] for row in values], bool), "terminated")
             assert_same(middle[2], np.array([row[3] for row in values], bool), "truncated")
         if kept and (self.copy or len(rows) < self.n):
-            self.kept = [*self.kept[-3:], (batch, copy.deepcopy(batch))]
+            if len(self.kept) == KEPT:  # the caller may write into its arrays
+                scribble(tuple(self.kept.pop(0)[0]))
+            self.kept.append((batch, copy.deepcopy(batch)))
 
     def arrive(self, rows: dict[int, Any], call: Any) -> None:
         """The call returns these rows, or raises the failure of the first env with the rows of the others."""
@@ -295,56 +339,95 @@ class Fuzz(Program):
 
     def as_argument(self, ids: list[int], form: str) -> Any:
         """These ids as an argument; a mask and None have an order of their own."""
-        if form == "mask" and ids == sorted(ids):
-            return np.isin(np.arange(self.n), ids)
+        mask = np.isin(np.arange(self.n), ids)
         if form == "none" and ids == list(range(self.n)):
             return None
-        return np.array(ids) if form == "array" else ids
+        if form == "int" and len(ids) == 1:
+            return ids[0]
+        if form in ("mask", "bools") and ids == sorted(ids):
+            return mask if form == "mask" else mask.tolist()
+        return {"array": np.array(ids), "small ints": np.array(ids, np.uint8), "tuple": tuple(ids)}.get(form, ids)
 
     def batch(self, ids: list[int], seed: int) -> tuple[list[Any], Any]:
-        """Actions of these envs as rows and as a batch."""
+        """Actions of these envs as rows, in the types of the space, and as a batch in one of several forms."""
         space, rng = ACTIONS[self.actions], np.random.default_rng(seed)
         rows = [draw(space, rng) for _ in ids]
-        return rows, (stacked(space, rows) if seed % 3 or self.actions == "dict" else rows)
+        batch: Any = stacked(space, rows)
+        forms: list[Any] = [np.asarray, np.asfortranarray, lambda part: part.astype(np.float64), np.ndarray.tolist]
+        forms.append(torch.from_numpy)
+        return rows_of(batch, len(ids)), rows if seed % 6 == 5 else nest.map(forms[seed % 6], batch)
 
     def round(
-        self, ids: list[int], action: int, reset: Any, autoreset: Any, form: str, seed: Any = None
+        self, ids: list[int], action: int, reset: Any, autoreset: Any, form: str, at: Any, seed: Any = None
     ) -> tuple[dict[int, Any], Any]:
-        """The rows of a round of these envs, and the arguments of `send` for it. `seed` is for those in `reset`."""
+        """The rows of a round of these envs, and the arguments of `send` for it. `seed` and `at` are for those in
+        `reset`.
+        """
         rows, batch = self.batch(ids, action)
         resets = None if reset is None else [i for i in reset if i in ids]
         if self.restarts or self.rewards == "mixed":
             autoreset = False  # an env that failed stays failed until it is reset
+        seeds: Any = [autoreset] * len(ids)
         if isinstance(autoreset, list):
-            autoreset = np.array(autoreset[: len(ids)])
-        seeds = autoreset if isinstance(autoreset, np.ndarray) else [autoreset] * len(ids)
+            seeds = autoreset[: len(ids)]
+            autoreset = [None if seed < 0 else seed for seed in seeds] if form == "list" else np.array(seeds, np.int32)
+        elif form == "array":
+            autoreset = np.bool_(autoreset)
         for i in resets or ():
             self.errors.pop(i, None)
-        given: dict[str, Any] = {}
-        if seed is not None and resets:
-            given["seed"] = seed[: len(resets)] if isinstance(seed, list) else seed
-        own = dict(zip(resets or (), given["seed"] if isinstance(seed, list) and given else [], strict=False))
+        given, own = self.reset_arguments(resets or [], seed, at)
         results = {
-            i: self.one_reset(i, **({"seed": own.get(i, seed + i if isinstance(seed, int) else None)} if given else {}))
-            if i in (resets or ())
+            i: self.one_reset(i, **own[i])
+            if i in own
             else self.one_step(i, action, None if flag is False else -1 if flag is True else int(flag))
             for i, action, flag in zip(ids, rows, seeds, strict=True)
         }
-        arguments = {"action": batch, "id": self.as_argument(ids, form), "autoreset": autoreset, "reset": resets}
-        arguments |= given
-        return results, arguments
+        if resets and form != "none":
+            resets = self.as_argument(resets, form)
+        name = "id" if action % 2 else "env_id"
+        given |= {"action": batch, name: self.as_argument(ids, form), "autoreset": autoreset, "reset": resets}
+        return results, given
 
-    def reset_all(self, ids: list[int], kwargs: dict[str, Any], argument: Any = None) -> None:
-        seed = kwargs.get("seed")
-        seeds = seed if isinstance(seed, list) else [None if seed is None else seed + i for i in ids]
+    def reset_arguments(self, ids: list[int], seed: Any, at: Any) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+        """The arguments of a reset of these envs, and those that each env gets. Lists are cut to the number of envs."""
+        given: dict[str, Any] = {}
+        own: dict[int, dict[str, Any]] = {i: {} for i in ids}
+        if seed is not None and ids:
+            given["seed"] = seed[: len(ids)] if isinstance(seed, list) else seed
+            for i, one in zip(ids, given["seed"] if isinstance(seed, list) else [seed + i for i in ids], strict=True):
+                own[i]["seed"] = one
+        if at is not None and ids:
+            each = [None if one is None else {"at": one} for one in (at if isinstance(at, list) else [at] * len(ids))]
+            given["options"] = each[: len(ids)] if isinstance(at, list) else each[0]
+            for i, options in zip(ids, each, strict=False):
+                own[i]["options"] = options
+        return given, own
+
+    def reset_all(self, ids: list[int], seed: Any, at: Any = None, form: str = "list") -> None:
+        given, own = self.reset_arguments(ids, seed, at)
         rows = {}
-        for i, own in zip(ids, seeds, strict=True):
+        for i in ids:
             self.errors.pop(i, None)
-            rows[i] = self.one_reset(i, **{**kwargs, "seed": own})
-        self.arrive(rows, lambda: self.venv.reset(ids if argument is None else argument, **kwargs))
+            rows[i] = self.one_reset(i, **own[i])
+        name = "env_id" if form == "array" else "id"
+        self.arrive(rows, lambda: self.venv.reset(**{name: self.as_argument(ids, form)}, **given))
 
     @rule(ids=IDS | st.just(list(range(N))), **ROUND)
     def step(self, ids: list[int], **round: Any) -> None:
+        self.step_some(ids, round)
+
+    @rule(rounds=st.lists(AUTORESET, min_size=4, max_size=12), action=SMALL, form=FORM)
+    def step_on(self, rounds: list[Any], action: int, form: str) -> None:
+        """Steps of all envs, so that episodes end."""
+        for autoreset in rounds:
+            while self.flying:
+                self.receive(self.venv.recv)
+            if stuck := [i for i in range(self.n) if i not in self.steppable()]:
+                self.reset_all(stuck, None)
+            round = {"action": action, "reset": None, "autoreset": autoreset, "form": form, "at": None}
+            self.step_some(list(range(self.n)), round)
+
+    def step_some(self, ids: list[int], round: dict[str, Any]) -> None:
         ids = [i for i in ids if i in self.steppable()]
         if not ids or self.flying:
             return
@@ -362,13 +445,14 @@ class Fuzz(Program):
             self.flying |= rows
             self.venv.send(**arguments)
 
-    @rule(ids=IDS, seed=st.none() | SMALL)
-    def send_resets(self, ids: list[int], seed: int | None) -> None:
+    @rule(ids=IDS, seed=st.none() | SMALL, at=OPTIONS, form=FORM)
+    def send_resets(self, ids: list[int], seed: int | None, at: Any, form: str) -> None:
         if ids := [i for i in ids if i in self.idle]:
+            given, own = self.reset_arguments(ids, seed, at)
             for i in ids:
                 self.errors.pop(i, None)
-                self.flying[i] = self.one_reset(i, seed=None if seed is None else seed + i)
-            self.venv.send(None, reset=ids, **({} if seed is None else {"seed": seed}))
+                self.flying[i] = self.one_reset(i, **own[i])
+            self.venv.send(None, reset=ids if form == "none" else self.as_argument(ids, form), **given)
 
     @rule()
     def recv(self) -> None:
@@ -400,18 +484,17 @@ class Fuzz(Program):
             def again() -> Any:
                 return batch
 
+        if type(self.venv) is DummyVectorEnv:
+            need = len(before)  # one process has run all
         assert len(returned) >= need, f"{len(returned)} envs returned, {need} are wanted"
         assert returned == sorted(set(returned)), f"the rows of {returned} are not in ascending order"
         rows = {i: self.flying.pop(i) for i in returned}
         self.arrive(rows, again)
 
-    @rule(ids=IDS, seed=st.none() | SMALL | SEEDS, at=st.none() | SMALL, form=FORM)
-    def reset(self, ids: list[int], seed: Any, at: int | None, form: str) -> None:
+    @rule(ids=IDS, seed=st.none() | SMALL | SEEDS, at=OPTIONS, form=FORM)
+    def reset(self, ids: list[int], seed: Any, at: Any, form: str) -> None:
         if ids := [i for i in ids if i in self.idle]:
-            kwargs = {} if at is None else {"options": {"at": at}}
-            if seed is not None:
-                kwargs["seed"] = seed[: len(ids)] if isinstance(seed, list) else seed
-            self.reset_all(ids, kwargs, self.as_argument(ids, form))
+            self.reset_all(ids, seed, at, form)
 
     @rule(workers=st.lists(st.integers(0, N - 1), min_size=1, unique=True), seed=SMALL)
     def kill(self, workers: list[int], seed: int) -> None:
@@ -430,7 +513,7 @@ class Fuzz(Program):
         for i in lost:
             self.envs[i] = self.oracle(i)
         if lost:
-            self.reset_all(lost, {"seed": seed})
+            self.reset_all(lost, seed)
 
     @precondition(lambda self: self.recycles and not self.flying and not self.errors)
     @rule()
@@ -461,7 +544,9 @@ class Fuzz(Program):
         self.venv.set_env_attr("mark", value, ids)
         for i in ids:
             self.envs[i].mark = value
-        for name in ("mark", "t", "calls", "episode"):
+        if not self.flying:
+            assert_same(self.venv.render(id=ids), [self.envs[i].render() for i in ids], "frames")
+        for name in ("mark", "t", "calls", "episode", "received"):
             assert_same(self.venv.get_env_attr(name, ids), [getattr(self.envs[i], name) for i in ids], name)
 
     @rule(ids=IDS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,7 +46,40 @@ ACTIONS: dict[str, Any] = {
     "dict": spaces.Dict({"go": spaces.Discrete(5), "at": spaces.Box(-1, 1, (2,), np.float32)}),
     "tuple": spaces.Tuple((spaces.Discrete(5), spaces.Box(-1, 1, (2,), np.float32))),
 }
-INFOS = {}, {"t": 1, "x": 0.5}, {"at": np.arange(3)}, {"deep": {"k": [1, "a"]}, "flag": np.bool_(True)}, {"s": "text"}
+Pair = namedtuple("Pair", "a b")
+INFOS: dict[str, Any] = {
+    "few of each": lambda i, t: [
+        {}, {"t": 1, "x": 0.5}, {"at": np.arange(3)}, {"deep": {"k": [1, "a"]}, "flag": np.bool_(True)}, {"s": "text"},
+    ][(t + i) % 5],
+    "python numbers": lambda i, t: {"float": t + i / 7, "int": -t, "bool": t % 2 == 0, "x y": 0.5, "": 1},
+    "numpy numbers": lambda i, t: {
+        np.dtype(kind).name: np.dtype(kind).type((t + i) % 100) for kind in ("?", *"bhilBHIL", *"efd")},
+    "arrays": lambda i, t: {
+        "matrix": np.full((2, 3), t, np.float32), "vector": np.arange(3) + i, "0-d": np.array(t),
+        "none": np.zeros((0, 2)), "flags": np.array([t % 2 == 0, True]), "other end first": np.array([t, i], ">i4"),
+        "columns first": np.asfortranarray([[t, 1.0], [2.0, i]]), "every other": np.arange(8)[::2] + t,
+        "complex": np.array([t + 1j])},
+    "odd floats": lambda i, t: {
+        "python": [float("nan"), float("inf"), -0.0, 5e-324][t % 4], "array": np.array([np.nan, -0.0, np.inf]),
+        "single": [np.float32("nan"), np.float32(-0.0), np.float32(1e-45)][t % 3]},
+    "large ints": lambda i, t: {"n": [2**63 - 1, -(2**63), 2**63, 2**70, -(2**63) - 1][(t + i) % 5], "t": t},
+    "keys that change": lambda i, t: {"abc"[t % 3]: t, "always": 1.5, "xyz"[i % 3]: i},
+    "types that change": lambda i, t: {"x": [t, t + 0.5, True, np.float64(t), np.int8(t % 100), None][(t + i) % 6]},
+    "shapes that change": lambda i, t: {"x": np.arange(t % 4), "y": np.zeros((1, i + 1))},
+    "dtypes that change": lambda i, t: {"x": np.array([0, 1, 1], dtype=["i4", "i8", ">i8", "f4", "?"][t % 5])},
+    "some without": lambda i, t: {"x": t} if i % 2 else {},
+    "objects": lambda i, t: {
+        "x": [None, "text", b"bytes", [1, t], {"deep": {"er": np.arange(t)}}, Pair(1, 2.0)][t % 6], "t": t},
+    "other numpy values": lambda i, t: {"x": [
+        np.datetime64("2020-01-01"), np.str_("a"), np.complex128(1j), np.array(["a", "bc"]),
+        np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]), np.array([None, 1], dtype=object)][t % 6]},
+    "keys of other types": lambda i, t: [{1: t}, {("a",): t}, {np.str_("x"): t}, {"x": t}][t % 4],
+    "an id of its own": lambda i, t: {"env_id": 100 + i, "x": t},
+    "large arrays": lambda i, t: {"x": np.arange(1000.0) + t, "t": t},
+    "many keys": lambda i, t: {f"key {k}": float(k) for k in range(62 + t % 4)},
+    "many forms": lambda i, t: {f"key {t}": t, "x": float(i)},
+}  # fmt: skip
+"""Infos of env i in its call t. Numbers and small arrays travel as bytes (512 per env), all others pickled."""
 
 
 class Died(Exception):
@@ -83,7 +118,8 @@ class Scripted(gymnasium.Env):
     """Observations, rewards and infos follow from the env's id, and from all that was done to it.
 
     `faults`: by ("step" or "reset", number of this call modulo 12), one of "raise", "short", "misfit", "unpicklable"
-    and "die". Episodes end after `2 + (id + episode) % 5` steps, in turn by termination, truncation and both.
+    and "die". `infos`: kinds of INFOS, one per episode in turn. Episodes end after `2 + (id + episode) % 5` steps, in
+    turn by termination, truncation and both.
     """
 
     metadata = {"render_modes": ["rgb_array"]}
@@ -95,8 +131,10 @@ class Scripted(gymnasium.Env):
         actions: str = "discrete",
         rewards: str = "float",
         faults: Mapping[tuple[str, int], str] | None = None,
+        infos: Sequence[str] = ("few of each",),
         is_oracle: bool = False,
     ) -> None:
+        self.infos = infos
         self.observation_space, self.action_space = SPACES[space], ACTIONS[actions]
         self.id, self.rewards, self.faults, self.is_oracle = id, rewards, faults or {}, is_oracle
         self.calls = self.episode = self.t = 0
@@ -131,12 +169,14 @@ class Scripted(gymnasium.Env):
         rng = np.random.default_rng([self.id, self.episode, self.t, self.seeded + 1, self.options, self.mark])
         over = self.t >= 2 + (self.id + self.episode) % 5
         kind = self.episode % 3
-        obs = object() if fault == "misfit" else draw(self.observation_space, rng, number(action))
+        obs = draw(self.observation_space, rng, number(action))
+        if fault == "misfit":
+            obs = misfit(obs)
         reward = float(rng.normal())
         value: Any = {"float": reward, "int": int(9 * reward), "float32": np.float32(reward)}.get(self.rewards, reward)
         if self.rewards == "vector" or (self.rewards == "mixed" and (self.calls + self.id) % 7 == 0):
             value = np.array([reward, self.t])
-        info = dict(INFOS[(self.calls + self.id) % len(INFOS)])
+        info = INFOS[self.infos[(self.episode + self.id) % len(self.infos)]](self.id, self.calls)
         if fault == "short":
             return (obs,) * 3
         return obs, value, over and kind != 1, over and kind != 0, info
@@ -149,7 +189,9 @@ class Scripted(gymnasium.Env):
 
     def episode_state(self) -> dict[str, Any]:
         """Return what a new worker's env continues."""
-        return {name: getattr(self, name) for name in ("calls", "episode", "t", "seeded", "options", "mark")}
+        return {
+            name: getattr(self, name) for name in ("calls", "episode", "t", "seeded", "options", "mark", "received")
+        }
 
     def set_episode_state(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -226,6 +268,13 @@ def draw(space: Any, rng: np.random.Generator, action: int = 0) -> Any:
     return tuple(np.int64(part) for part in rng.integers(0, 9, int(rng.integers(4))))
 
 
+def misfit(obs: Any) -> Any:
+    """The observation with an object that does not fit, in its last part that may not be an object."""
+    if isinstance(obs, dict):
+        return {**obs, max(obs): object()}
+    return (*obs[:-1], object()) if isinstance(obs, tuple) else object()
+
+
 def stacked(space: Any, rows: Sequence[Any]) -> Any:
     """The batch of these rows, by a plain loop."""
     if isinstance(space, spaces.Dict):
@@ -274,6 +323,8 @@ def difference(got: Any, want: Any, at: str = "", *, rounds: bool = False) -> st
         pairs = [(f"{at}[{k}]", *pair) for k, pair in enumerate(zip(got, want, strict=True))]
     else:
         same = got == want or (got != got and want != want)
+        if isinstance(want, float):
+            same = same and math.copysign(1, got) == math.copysign(1, want)
         return "" if same else f"{at}: {got!r}, expected {want!r}"
     return next((text for place, a, b in pairs if (text := difference(a, b, place, rounds=rounds))), "")
 

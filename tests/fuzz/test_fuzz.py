@@ -9,14 +9,14 @@ import pytest
 from tests.fuzz.__main__ import FUZZERS
 from tests.fuzz.driver import run
 
-BY_TIME = ("interrupts", "threads", "stress")
-"""Fuzzers whose programs depend on time, so that a fixed seed is not one program."""
+ELSEWHERE = ("engine", "interrupts", "threads", "stress")
+"""Fuzzers whose programs depend on time, so that a fixed seed is not one program. `engine` is in the quick tier."""
 
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("forkserver_ends")
-@pytest.mark.parametrize("name", [name for name in FUZZERS if name not in BY_TIME])
+@pytest.mark.parametrize("name", [name for name in FUZZERS if name not in ELSEWHERE])
 def test_random_programs_agree_with_their_oracle(name: str) -> None:
     if name == "tianshou":
         pytest.importorskip("tianshou", reason="the development extra leaves tianshou out, which brings numba")

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 
-import gymnasium
 import pytest
 
 from tests.support import checked_envs as envs
@@ -135,21 +134,6 @@ def test_the_table_has_a_line_per_row_and_indents_long_texts():
     rows = [CheckRow("short", True, ""), CheckRow("a long name", False, "first\n  second"), CheckRow("x", None, "n")]
     lines = str(CheckResult(rows)).split("\n")
     assert lines == ["ok    short", "FAIL  a long name  first", " " * 21 + "second", "note  x            n"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"env_fn": envs.Calm()}, TypeError, r"env_fns\[0\] is an Env instance, not a function"),
-        ({"env_fn": "CartPoll-v1"}, gymnasium.error.Error, "CartPoll"),
-        ({"seed": -1}, ValueError, "a seed must be at least 0"),
-        ({"steps": 0}, ValueError, "steps must be an integer of at least 1, got 0"),
-        ({"timeout": None}, ValueError, "timeout must be a positive number of seconds, got None"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        check_env(**{"env_fn": envs.Calm, **arguments})
 
 
 def test_the_command_prints_the_table_and_the_exit_code_tells_of_failures(capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from vecenv import (
     SB3VecEnv,
     SerialEnv,
     ShmemVectorEnv,
-    ThreadVectorEnv,
     step_mdp,
 )
 from vecenv.spaces import is_in, project, rand
@@ -51,7 +49,7 @@ def test_a_lazy_vector_env_makes_its_envs_when_they_are_needed() -> None:
     venv.close()
 
 
-@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv])
+@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
 def test_a_lazy_vector_env_starts_again_after_close(backend: type) -> None:
     with backend([CountingEnv] * 2, lazy=True) as venv:
         venv.start()
@@ -100,17 +98,9 @@ def test_without_lazy_a_closed_vector_env_stays_closed() -> None:
             use()
 
 
-def test_lazy_needs_a_function_that_makes_the_backend() -> None:
+def test_a_lazy_vector_env_takes_a_function_that_makes_the_backend() -> None:
     with BaseVectorEnv([CountingEnv], backend=FakeBackend, lazy=True) as venv:
         venv.reset()
-    with pytest.raises(TypeError, match="with lazy=True, backend must be a function"):
-        BaseVectorEnv([CountingEnv], backend=FakeBackend(), lazy=True)
-    with pytest.raises(TypeError, match="which made 3"):
-        BaseVectorEnv([CountingEnv], backend=lambda: 3)
-    with pytest.raises(ValueError, match="wait_num"):  # found before the start
-        DummyVectorEnv([CountingEnv] * 2, wait_num=3, lazy=True)
-    with pytest.raises(ValueError, match="env_fns is empty"):
-        DummyVectorEnv([], lazy=True)
 
 
 @pytest.mark.parametrize("cls", [ParallelEnv, SerialEnv])
@@ -139,27 +129,6 @@ def test_envs_of_a_creator_share_and_start_at_once_without_lazy() -> None:
     assert creator.state_dict()["0.Counted.calls"] == 2
 
 
-def test_a_wrong_number_names_both() -> None:
-    ParallelEnv(2, counted)  # never started, so no warning
-    with pytest.raises(ValueError, match="create_env_fn has 2 entries, expected one for each of 3 envs"):
-        SerialEnv(3, [counted] * 2)
-    for call in (
-        lambda: SerialEnv(3, counted, create_env_kwargs=[{}] * 2),
-        lambda: SerialEnv(3, counted).update_kwargs([{}] * 2),
-    ):
-        with pytest.raises(ValueError, match="create_env_kwargs has 2 entries, expected one for each of 3 envs"):
-            call()
-
-
-def test_arguments_may_be_any_mapping_and_wrong_ones_change_no_env() -> None:
-    with SerialEnv(2, counted, create_env_kwargs=MappingProxyType({"length": 3})) as env:
-        env.update_kwargs(MappingProxyType({"length": 4}))
-        with pytest.raises(TypeError, match="a list of dicts, one per env"):
-            env.update_kwargs([{"length": 9}, 3])
-        env.start()
-        assert env.get_env_attr("length") == [4, 4]
-
-
 def test_rand_step_draws_from_the_seeded_spaces() -> None:
     drawn = []
     for _ in range(2):
@@ -181,9 +150,6 @@ def test_step_mdp_takes_what_came_next() -> None:
     assert step_mdp(batch, keep_other=False, exclude_reward=False, exclude_done=True, exclude_action=False) == {
         "action": 2, "obs": 4, "reward": 5.0,
     }  # fmt: skip
-    assert batch["obs"] == 1
-    with pytest.raises(KeyError, match="next"):
-        step_mdp({"obs": 1})
 
 
 SPACES = [
@@ -225,16 +191,9 @@ def test_project_gives_the_nearest_element_in_the_dtype_of_the_space(space: Any,
     assert projected.dtype == space.dtype
 
 
-def test_what_is_no_element_and_what_has_no_array_form() -> None:
+def test_what_is_no_element() -> None:
     assert not is_in(SPACES[2], 2.5)
     assert is_in(SPACES[2], 3.0)
     assert not is_in(SPACES[0], ["a", "b", "c"])
     assert not is_in(SPACES[5], {"a": 0.0})
     assert not is_in(SPACES[0], [np.nan] * 3)
-    with pytest.raises(ValueError, match="shape"):
-        project(SPACES[0], [1.0])
-    with pytest.raises(ValueError, match="NaN"):
-        project(SPACES[2], np.nan)
-    for function in (partial(is_in, value=0), partial(project, value=0), partial(rand, n=2)):
-        with pytest.raises(TypeError, match="no array form"):
-            function(spaces.Text(3))

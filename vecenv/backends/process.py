@@ -359,8 +359,9 @@ class ProcessBackend(Backend):
 
     def restart(self, env_id: int) -> Sequence[int]:
         worker = self.pool.workers[int(self.pool.worker_of[env_id])]
+        new = None if self._recycler is None else self._recycler.restarts(worker)
         ids = worker.hosted
-        if self._recycler is not None and (new := self._recycler.restarts(worker)) is not None:
+        if new is not None:
             self.assign(ids, new)
         else:
             try:

@@ -244,6 +244,8 @@ class Recycler:
         if worker is not self._old:
             return None
         takes_over = new is not None and new.alive and bool(self.moving)
+        if new is not None and not new.alive and new.hosted:  # else two workers would serve the block for ever
+            self._backend.assign(new.hosted, worker)
         self._cancel(None if takes_over else new)
         return new if takes_over else None
 
