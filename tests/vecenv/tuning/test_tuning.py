@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -16,6 +14,7 @@ import vecenv
 from tests.support.backends import FULL
 from tests.support.tuned_envs import Draws, HangsOnStep, Logged, RaisesOnStep, SlowlyReset, lock_holder
 from vecenv import ShmemVectorEnv, TuneResult, TuneRow, VectorEnvError, WorkerTimeoutError, tune
+from vecenv.__main__ import main
 
 CHEAP = partial(Draws)
 QUICK: dict[str, Any] = {"pause": 1e-4, "seconds": 0.3}
@@ -150,10 +149,10 @@ def test_if_all_candidates_fail_the_error_has_each_reason(
 
 def run(*arguments: str) -> int:
     """Run `python -m vecenv` in this process, and return the exit code."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:  # noqa: PT012
-        patch.setattr(sys, "argv", ["vecenv", *arguments])
-        runpy.run_module("vecenv", run_name="__main__")
-    return int(ended.value.code or 0)
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
 
 
 @FULL
