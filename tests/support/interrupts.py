@@ -16,6 +16,7 @@ from typing import Any
 
 import collector
 import vecenv
+from vecenv.ctrl_c import sigint_deferred
 
 PACKAGES = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (vecenv, collector))
 LOOKS = {
@@ -53,6 +54,7 @@ class Interrupts:
 
     An instant is a bytecode of vecenv or collector in this thread. With `at_looks`, only the bytecodes at which Python
     looks for signals are instants. `raised` counts the interrupts. An interrupt that is not caught ends the block.
+    In a block of `sigint_deferred`, an interrupt comes at the end of that block, as Ctrl-C does.
 
     On Python 3.12 and newer, `sys.settrace` misses bytecodes, so this class uses `sys.monitoring`. Python 3.11 has only
     `sys.settrace`, which stops when a trace function raises: a profiler restarts the trace for the second interrupt.
@@ -119,7 +121,11 @@ class Interrupts:
                 self.left = self.later.pop(0)
                 if not HAS_MONITORING:
                     sys.setprofile(self._trace_again)
-            raise KeyboardInterrupt
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler) and handler.__module__ == sigint_deferred.__module__:
+                handler(signal.SIGINT, frame)  # the end of its block raises
+            else:
+                raise KeyboardInterrupt
 
     def _trace_again(self, frame: FrameType | None, *_: Any) -> None:
         sys.setprofile(None)
