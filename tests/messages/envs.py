@@ -321,6 +321,7 @@ ATARI = rows_for(
     (atari(None), TypeError, "game must be the name"),
     (atari(autoreset_mode="SameStep", life_loss_info=True), ValueError, "final_obs after a lost life is not the"),
     *((atari(**{name: -1}), ValueError, f"{name} must be") for name in COUNTS),
+    *((atari(**{name: 0}), ValueError, f"{name} must be") for name in COUNTS if name != "batch_size"),
     *((atari(**{name: 1.5}), TypeError, f"{name} must be") for name in COUNTS),
     (atari(batch_size=3), ValueError, "batch_size must be"),
 )
