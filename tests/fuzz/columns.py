@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -60,9 +60,13 @@ def plain(value: Any, loose: bool = False) -> Any:
 class Fuzz(Program):
     """`both` are the envs one by one, and the vector env. `kept` is the latest result of the vector env, and a copy."""
 
+    kinds: ClassVar[Sequence[str]] = (*SIMULATORS, *MODES)
+    forms: ClassVar[Any] = None
+    """Whether the vector env has `wide` rewards and flags, which is also whether it has tensors. None: any form."""
+
     @initialize(
         n=st.integers(1, N),
-        kind=st.sampled_from([*SIMULATORS, *MODES]),
+        kind=SMALL,
         library=st.sampled_from([np, torch]),
         tensors=st.booleans(),
         wide=st.booleans(),
@@ -71,7 +75,12 @@ class Fuzz(Program):
         space=st.sampled_from(FIXED),
         by_id=st.booleans(),
     )
-    def make(self, n: int, kind: str, maker: str, by_id: bool, tensors: bool, **given: Any) -> None:
+    def make(self, n: int, kind: int, maker: str, by_id: bool, tensors: bool, **given: Any) -> None:
+        self.begin(n, self.kinds[kind % len(self.kinds)], maker, by_id, tensors, **given)
+
+    def begin(self, n: int, kind: str, maker: str, by_id: bool, tensors: bool, **given: Any) -> None:
+        if self.forms is not None:
+            tensors, given = self.forms, given | {"wide": self.forms, "library": torch if self.forms else np}
         self.n, self.kind, self.kept, self.over = n, kind, None, np.zeros(n, bool)
         self.mode, self.by_id = SIMULATORS.get(kind, kind), by_id and kind in MODES
         self.tensors = tensors and given["library"] is torch and kind in SIMULATORS
@@ -150,3 +159,9 @@ class Fuzz(Program):
         answers = iter(results)
         self.compare(lambda venv: next(answers), None if autoreset else ended)
         return None
+
+    @rule(numbers=st.lists(SMALL, min_size=4, max_size=8))
+    def step_on(self, numbers: list[int]) -> None:
+        """Steps of all envs, so that episodes end."""
+        for number in numbers:
+            self.step(number, range(N), number % 2 == 0)

@@ -131,6 +131,8 @@ class Fuzz(Program):
 
     kinds: ClassVar[Sequence[str]] = tuple(OURS)
     modes: ClassVar[Sequence[str]] = ("NextStep", "SameStep", "Disabled")
+    wraps: ClassVar[Sequence[str]] = ()
+    """Wrappers of all programs, instead of random ones, around envs with the space `boxes` or `floats`."""
 
     @initialize(
         n=st.integers(1, N),
@@ -147,6 +149,9 @@ class Fuzz(Program):
         self, n: int, kind: int, mode_at: int, copies: bool, actions: str, wrapped: list[str], **settings: Any
     ) -> None:
         ours, mode = self.kinds[kind % len(self.kinds)], self.modes[mode_at % len(self.modes)]
+        if self.wraps:
+            wrapped, actions = [*self.wraps], "box"
+            settings["space"] = "boxes" if "filter" in wrapped else "floats"
         self.n, self.actions, self.mode = n, ACTIONS[actions], mode
         if ours == "own workers":
             settings["around"] = "none"  # tianshou's workers do not look for methods below wrappers
@@ -171,6 +176,7 @@ class Fuzz(Program):
             fits &= name not in ("dtype", "transform") or settings["space"] in FLOATS
             fits &= name != "filter" or settings["space"] == "boxes"
             fits &= name not in ("clip action", "rescale action") or actions == "box"
+            fits &= name != "rescale action" or "clip action" not in wrapped  # which leaves no bounds
             fits &= name != "flatten" or settings["space"] not in ("text", "sequence", "dict")
             if fits:
                 self.both = [WRAPPERS[name](envs) for envs in self.both]
@@ -258,6 +264,12 @@ class Fuzz(Program):
         result = self.compare(step)
         if result is not None:
             self.over = result[2] | result[3]
+
+    @rule(actions=st.lists(SMALL, min_size=4, max_size=8))
+    def step_on(self, actions: list[int]) -> None:
+        """Steps, so that episodes end."""
+        for action in actions:
+            self.step(action, "batch", False)
 
     @rule(value=SMALL, each=st.booleans())
     def access(self, value: int, each: bool) -> None:

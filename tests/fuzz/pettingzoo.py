@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -109,6 +109,7 @@ class Games(Program):
 
     only: ClassVar[str] = ""
     """Backend of all programs, instead of a random one."""
+    modes: ClassVar[Sequence[str]] = ("NextStep", "SameStep", "Disabled")
     n: int
     mode: str
     envs: list[Any]
@@ -150,12 +151,13 @@ class Fuzz(Games):
     @initialize(
         n=st.integers(1, N),
         backend=st.sampled_from(["dummy", "dummy", "thread", "shmem", "subproc"]),
-        mode=st.sampled_from(["NextStep", "SameStep", "Disabled"]),
+        mode_at=SMALL,
         seen=st.lists(st.sampled_from(NUMBERS), min_size=4, max_size=4),
         acted=st.lists(st.sampled_from(["discrete", *ACTIONS]), min_size=4, max_size=4),
         masks=st.sampled_from(["obs", "info", ""]),
     )
-    def make(self, n: int, backend: str, mode: str, **given: Any) -> None:
+    def make(self, n: int, backend: str, mode_at: int, **given: Any) -> None:
+        mode = self.modes[mode_at % len(self.modes)]
         env = partial(Crowd, **given)
         self.begin(ParallelVectorEnv([env] * n, self.only or backend, autoreset_mode=mode), env, n, mode)
 
@@ -177,6 +179,12 @@ class Fuzz(Games):
             self.check_step(
                 row, i, {agent: rows[agent][row] for agent in AGENTS}, rewards, terminated, truncated, obs, infos
             )
+
+    @rule(actions=st.lists(SMALL, min_size=6, max_size=12))
+    def step_on(self, actions: list[int]) -> None:
+        """Steps of all envs, so that episodes end."""
+        for action in actions:
+            self.step([i for i in range(self.n) if self.mode != "Disabled" or not self.over[i]], action)
 
     def check_step(
         self, row: int, i: int, actions: Any, rewards: Any, terminated: Any, truncated: Any, obs: Any, infos: Any

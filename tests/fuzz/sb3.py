@@ -79,6 +79,8 @@ class Fuzz(Program):
     """Each operation is called on both, and has to return the same."""
 
     kinds: ClassVar[Sequence[str]] = tuple(OURS)
+    wraps: ClassVar[Sequence[str]] = ()
+    """Wrappers of all programs, instead of random ones, around envs with a space that they take."""
 
     @initialize(
         n=st.integers(1, N),
@@ -91,6 +93,8 @@ class Fuzz(Program):
     )
     def make(self, n: int, kind: int, space: str, actions: str, wrapped: list[str], **settings: Any) -> None:
         ours = self.kinds[kind % len(self.kinds)]
+        if self.wraps:
+            wrapped, space = [*self.wraps], WRAPPERS[self.wraps[0]][1][0]
         self.n, self.actions = n, ACTIONS[actions]
         if ours in ("own reset", "own workers"):
             space = "floats"  # last observations are rows of the batch
@@ -159,6 +163,12 @@ class Fuzz(Program):
             outer = [envs for envs in self.both if hasattr(envs, "get_original_reward")]
             if len(outer) == 2:
                 self.compare(lambda envs: envs.get_original_reward(), "original reward")
+
+    @rule(actions=st.lists(SMALL, min_size=4, max_size=8))
+    def step_on(self, actions: list[int]) -> None:
+        """Steps, so that episodes end."""
+        for action in actions:
+            self.step(action, "batch", False)
 
     @rule(value=SMALL, indices=INDICES)
     def access(self, value: int, indices: Any) -> None:

@@ -92,6 +92,8 @@ class Fuzz(Program):
 
     only: ClassVar[Any] = None
     """Backend of all programs, instead of a random one."""
+    first: ClassVar[str] = ""
+    """Name of the transform that all chains begin with. A space that it does not fit is replaced."""
 
     @initialize(
         n=st.integers(1, N),
@@ -102,11 +104,18 @@ class Fuzz(Program):
         chain=st.lists(st.sampled_from(list(CHAINS)), max_size=4),
     )
     def make(self, n: int, backend: Any, space: str, actions: str, rewards: str, chain: list[str]) -> None:
-        self.n = n if not set(LEARNS) & set(chain) else 1  # in a worker they see one env
+        actions = "box" if self.first == "scale actions" else actions
+        self.n = n if not set(LEARNS) & {self.first, *chain} else 1  # in a worker they see one env
         self.places: list[Any] = []
-        plain = [partial(Scripted, i, space, actions, rewards) for i in range(self.n)]
+        for place in [space, *SPACES] if self.first else [space]:
+            space, self.chain = place, list[str]()
+            plain = [partial(Scripted, i, space, actions, rewards) for i in range(self.n)]
+            if self.first:
+                self.extend(self.first, plain)
+            if self.chain or not self.first:
+                break
+        assert self.chain or not self.first, f"{self.first} fits no space"
         self.envs = [env_fn() for env_fn in plain]
-        self.chain: list[str] = []
         for name in chain:
             self.extend(name, plain)
         makers = [CHAINS[name] for name in self.chain]

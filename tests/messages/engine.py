@@ -147,7 +147,7 @@ BAD_OPTIONS: tuple[tuple[Any, dict[str, Any], type[Exception], str], ...] = (
     (BaseVectorEnv, {"backend": 5}, TypeError, "worker_fn must be callable and backend a Backend, got"),
     (BaseVectorEnv, {"backend": FakeBackend(), "lazy": True}, TypeError, "with lazy=True, backend must be a function"),
     (BaseVectorEnv, {"backend": lambda: 3}, TypeError, "which made 3"),
-    (DummyVectorEnv, {"wait_num": 4, "lazy": True}, ValueError, "wait_num"),
+    (DummyVectorEnv, {"wait_num": 4, "lazy": True}, ValueError, "wait_num must be an integer in [1, 3], got 4"),
     (AsyncVectorEnv, {"autoreset_mode": "never"}, ValueError, MODES + "'never'"),
 )  # fmt: skip
 ROWS = [
@@ -214,7 +214,7 @@ ROWS = [
                 (lambda: EnvCreator(lambda: None), TypeError, "expected an env"),
                 (lambda: EnvCreator(counted, 3), TypeError, "create_env_kwargs must be a dict"),
                 (lambda: EnvCreator(counted, [1]), TypeError, "create_env_kwargs must be a dict"),
-                (lambda: EnvCreator(partial(counted, size=1)), TypeError, "size"),
+                (lambda: EnvCreator(partial(counted, size=1)), TypeError, "unexpected keyword argument 'size'"),
                 (lambda: SharedState({"a": np.array([None])}), TypeError, "'a' has the dtype object, but"),
                 (lambda: SharedState({"a": np.array([True])}), TypeError, "'a' has the dtype bool"),
                 (lambda: EnvCreator(partial(counted, first=-np.inf)), ValueError,
@@ -225,12 +225,12 @@ ROWS = [
                  "2 entries, expected one for each of 3 envs"),
                 (lambda: EnvCreator(counted, [{}, {}]).update_kwargs([{}] * 3), ValueError, "3 entries, expected one"),
                 (lambda: EnvCreator(counted, [{}, {}])(), RuntimeError, "arguments for 2 envs"),
-                (lambda: step_mdp({"obs": 1}), KeyError, "next"),
-                (lambda: project(BOX, [1.0]), ValueError, "shape"),
+                (lambda: step_mdp({"obs": 1}), KeyError, "no entry 'next'"),
+                (lambda: project(BOX, [1.0]), ValueError, "the value has the shape (1,), expected (2,)"),
                 (lambda: project(DISCRETE, NAN), ValueError, "NaN"),
                 *((partial(function, spaces.Text(3)), TypeError, "no array form")
                   for function in (partial(is_in, value=0), partial(project, value=0), partial(rand, n=2))),
-                (lambda: NormalizeReward(gamma=1.1), ValueError, "must be"),
+                (lambda: NormalizeReward(gamma=1.1), ValueError, "gamma must be in [0, 1], got 1.1"),
                 (lambda: NormalizeReward(epsilon=0), ValueError, "must be"),
                 (lambda: NormalizeReward().step(Rows(None, None, np.zeros((3, 2)), ids=np.arange(3))), ValueError,
                  "rewards that are numbers, got the shape (2,)"),

@@ -16,7 +16,7 @@ from tests.support.collector_envs import countdowns, zeros
 from tests.support.countdown import Countdown, PaysTwo
 from tests.support.faulty import Counter, RaisesOnStep, counters
 from tests.support.leaky import Leaky
-from tests.support.oddities import RaisesAtPickle, Unpicklable
+from tests.support.oddities import ExitsAtUnpickle, RaisesAtPickle, RaisesAtUnpickle, Unpicklable
 from vecenv import DummyVectorEnv, EnvContractError, ShmemVectorEnv
 
 
@@ -38,6 +38,12 @@ def _workers() -> ShmemVectorEnv:
 def _is_untouched(venv: Any) -> None:
     assert (venv.waiting_id, venv.failed_id, venv.get_env_attr("t")) == ([], [], [0] * 3)
     assert venv.step(["a"] * 3)[0][:, :3].tolist() == [[0, 1, 1], [1, 1, 1], [2, 1, 1]]
+
+
+def _has_lost_env_1(venv: Any) -> None:
+    assert (venv.waiting_id, venv.failed_id) == ([], [1])
+    venv.reset([1])
+    assert venv.get_env_attr("t") == [1, 0, 1]
 
 
 def holding(odd: Any) -> Callable[[], Any]:
@@ -182,6 +188,18 @@ ROWS = [
         (lambda venv: venv.reset(options={"odd": Unpicklable()}), TypeError, "lock"),
         (lambda venv: venv.reset(options={"odd": RaisesAtPickle()}), TypeError, "no pickling today"),
         (lambda venv: venv.set_env_attr("odd", Unpicklable()), TypeError, "lock"),
+    ),
+    *rows_for(
+        Subject(_workers, _has_lost_env_1),
+        *(
+            (
+                lambda venv, odd=odd: venv.step(["a", odd(), "a"]),
+                TypeError,
+                "the action for env 1 cannot be read in",
+                why,
+            )
+            for odd, why in ((RaisesAtUnpickle, "no unpickling here"), (ExitsAtUnpickle, "out, while unpickling"))
+        ),
     ),
     *rows_for(
         NOTHING,

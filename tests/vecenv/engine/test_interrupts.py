@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from multiprocessing import resource_tracker, util
 from typing import Any, NamedTuple
@@ -65,6 +65,8 @@ class Subject(NamedTuple):
     make: Callable[[], Any]
     step: Callable[[Any], list[int]]
     begin: Callable[[Any], list[int]]
+    needs_reset: bool = True
+    """Whether an interrupted `step` may refuse a further `step` until `begin`."""
 
 
 # Vector envs.
@@ -165,7 +167,9 @@ def herd_step(envs: Any) -> list[int]:
 
 
 def collector(kind: Any) -> Subject:
-    """Return a collector, whose batch is a step: the number is 1 plus the count of wrong transitions."""
+    """Return a collector, whose batch is a step: the number is 1 plus the count of wrong transitions. It resets the
+    envs itself.
+    """
 
     def step(it: Any) -> list[int]:
         batch = it.next()
@@ -175,7 +179,7 @@ def collector(kind: Any) -> Subject:
     def make() -> Any:
         return kind(DummyVectorEnv([partial(Counter, i) for i in range(N)]), None, frames_per_batch=2 * N)
 
-    return Subject(make, step, lambda it: [0] * N)
+    return Subject(make, step, lambda it: [0] * N, needs_reset=False)
 
 
 LAYERS = {
@@ -216,7 +220,7 @@ def sweep(
             raised, _ = interrupted(lambda: call(envs), *numbers, **options)
             if not raised:
                 return count
-            with suppress(RuntimeError, ResetNeeded):
+            with suppress(RuntimeError, ResetNeeded) if subject.needs_reset else nullcontext():
                 steps = subject.step(envs)
                 assert spread or len(set(steps)) == 1
             assert set(subject.begin(envs)) == {0}
@@ -291,13 +295,39 @@ def test_after_an_interrupt_at_any_bytecode_a_reset_makes_the_envs_of_actors_usa
     assert sweep(vector_env(RayVectorEnv, **place), CALLS[call], instants(120), call == "partial") > 2
 
 
-@pytest.mark.guarantee("G8.18")
 @pytest.mark.parametrize("name", LAYERS)
 def test_after_two_interrupts_of_a_layer_a_reset_makes_all_usable(name: str) -> None:
     subject = LAYERS[name]
     is_large = "collector" in name or name == "pettingzoo"
     for call in (subject.step, subject.begin)[: 1 if "collector" in name else 2]:
         assert sweep(subject, call, pairs(60 if is_large else 20), at_looks=True) > 3
+
+
+@pytest.mark.guarantee("G8.18")
+@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+@pytest.mark.parametrize("backend", [DummyVectorEnv, pytest.param(ShmemVectorEnv, marks=FULL)])
+def test_after_an_interrupt_the_next_batch_of_a_collector_begins_with_a_reset_of_all_envs(
+    kind: Any, backend: Any
+) -> None:
+    interrupts_in = [-1]
+
+    def policy(obs: Any) -> Any:
+        interrupts_in[0] -= 1
+        if interrupts_in[0] == 0:
+            raise KeyboardInterrupt
+        return ACTIONS[: len(obs)]
+
+    with kind(backend(counters(N)), policy, frames_per_batch=2 * N) as it:
+        assert set(it.next().obs[..., 1].ravel().tolist()) == {1}  # the first episode of each env
+        interrupts_in[0] = 2
+        with pytest.raises(KeyboardInterrupt):
+            it.next()
+        rows = it.next().flatten()
+    assert rows.frames == 2 * N
+    for i in range(N):
+        _, episode, t, _ = rows.obs[rows.env_ids == i].T
+        assert set(episode.tolist()) == {2}
+        assert t.tolist() == list(range(len(t)))
 
 
 @pytest.mark.parametrize("backend", [*one_of(BACKENDS), pytest.param(CoroutineVectorEnv, marks=FULL)])

@@ -36,9 +36,11 @@ modes = pytest.mark.parametrize("mode", MODES)
 
 @pytest.mark.guarantee("G3.10")
 @pytest.mark.filterwarnings("ignore")
-def test_rows_are_those_of_the_same_envs_one_by_one() -> None:
-    """Results of the shape (n, 1) too, and no later call changes a result."""
-    run(columns.Fuzz, [0], count=30)
+@pytest.mark.parametrize("kind", columns.Fuzz.kinds)
+def test_rows_are_those_of_the_same_envs_one_by_one(kind: str) -> None:
+    """Also tensors of the shape (n, 1). No later call changes a result."""
+    for wide in (False, True) if kind in columns.SIMULATORS else (None,):
+        run(type("Fuzz", (columns.Fuzz,), {"kinds": [kind], "forms": wide}), [0], count=4)
 
 
 @modes

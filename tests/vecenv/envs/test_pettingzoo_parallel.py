@@ -18,14 +18,11 @@ from vecenv import ParallelVectorEnv, ShmemVectorEnv
 pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
 
 
-class InThisProcess(programs.Fuzz):
-    only = "dummy"
-
-
 @pytest.mark.filterwarnings("ignore")
-def test_steps_are_those_of_pettingzoos_own_envs():
-    """In each autoreset mode. The arrays of a result never change later."""
-    run(InThisProcess, [0], count=30)
+@pytest.mark.parametrize("mode", programs.Fuzz.modes)
+def test_steps_are_those_of_pettingzoos_own_envs(mode):
+    """The arrays of a result never change later."""
+    run(type("Fuzz", (programs.Fuzz,), {"only": "dummy", "modes": [mode]}), [0], count=10)
 
 
 @FULL

@@ -32,6 +32,18 @@ def test_sb3(kinds: tuple[str, ...]) -> None:
     play(sb3.Fuzz, 0, 10 * len(kinds), kinds=kinds)
 
 
+@pytest.mark.parametrize("wrapper", gymnasium.WRAPPERS)
+def test_gymnasiums_wrappers(wrapper: str) -> None:
+    changes_observations = wrapper in ("normalize obs", "flatten", "dtype", "filter", "transform")
+    mode = "NextStep" if changes_observations else "SameStep"
+    play(gymnasium.Fuzz, 0, 4, kinds=["sync", "views"], modes=[mode], wraps=[wrapper])
+
+
+@pytest.mark.parametrize("wrapper", sb3.WRAPPERS)
+def test_wrappers_of_sb3(wrapper: str) -> None:
+    play(sb3.Fuzz, 0, 4, kinds=["dummy", "wrapper"], wraps=[wrapper])
+
+
 @FULL
 @pytest.mark.parametrize("program", [gymnasium.Fuzz, sb3.Fuzz])
 def test_facades_of_threads_and_workers(program: Any) -> None:

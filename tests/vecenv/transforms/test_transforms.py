@@ -23,14 +23,11 @@ from vecenv import transforms as tf
 from vecenv.transforms import Rows, TransformedVectorEnv, VecNorm
 
 
-class InThisProcess(programs.Fuzz):
-    only = DummyVectorEnv
-
-
 @pytest.mark.filterwarnings("ignore")
-def test_forms_of_a_transform_return_the_same() -> None:
+@pytest.mark.parametrize("first", programs.CHAINS)
+def test_forms_of_a_transform_return_the_same(first: str) -> None:
     """In a worker, around a vector env, on tensors and on a device. Each observation is in its space."""
-    run_programs(InThisProcess, [0], count=30)
+    run_programs(type("Fuzz", (programs.Fuzz,), {"only": DummyVectorEnv, "first": first}), [0], count=2)
 
 
 def test_what_comes_from_views_is_not_written_to():
