@@ -563,7 +563,7 @@ def ended_by(signum: int, running: Any, has_workers: bool = True) -> tuple[str, 
     workers = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signum)
     output = running.communicate(timeout=60)
-    _, alive = psutil.wait_procs(workers, timeout=5)
+    _, alive = psutil.wait_procs(workers, timeout=30)
     assert not alive
     assert bool(workers) == has_workers
     return output
