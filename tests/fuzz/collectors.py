@@ -223,7 +223,7 @@ class Fuzz(Program):
         has_processes = backend in (ShmemVectorEnv, SubprocVectorEnv)
         self.numbered: Any = None
         self.over, self.cuts, self.interruptor = False, False, Interruptor()
-        self.restart, self.may_restart = [False] * self.n, [False] * self.n
+        self.restart, self.may_restart, self.has_ended = [False] * self.n, [False] * self.n, [False] * self.n
         of_env: dict[str, Any] = {"on_error": "restart", "max_restarts": 10**6, "copy": draw("copy", True, False)}
         if backend is not DummyVectorEnv:
             of_env["num_workers"] = draw("workers", *range(1, self.n + 1))
@@ -415,6 +415,7 @@ class Fuzz(Program):
                 if name == "truncated":
                     value |= (marked and k == count - 1) or (self.faults and got[name][k])
                 assert_row(got[name], k, value, f"{name} of env {i}, row {k}")
+            self.has_ended[i] = row[3] or row[4]
             ended += self.add_step(i, int(got["traj_ids"][k]), *row[2:5], row[6])
         return ended
 
@@ -478,8 +479,8 @@ class Fuzz(Program):
 
     @rule(ids=st.sets(st.integers(0, N - 1), min_size=1))
     def reset_some(self, ids: set[int]) -> None:
-        """Steps in flight still belong to the episodes before."""
-        some = [i for i in ids if i < self.n]
+        """Steps in flight still belong to the episodes before. It is open whether a reset is in flight, too."""
+        some = [i for i in ids if i < self.n and not (self.kind == "async" and self.has_ended[i])]
         if self.over or self.numbered is not None or not some:
             return
         self.collector.reset(some)
@@ -520,6 +521,7 @@ class Fuzz(Program):
                 setattr(self.envs[i], name, value)
         for i in ids:
             self.rows[i], self.restart[i], self.may_restart[i] = self.transitions(i), False, False
+            self.has_ended[i] = False
             if self.policy == "stateful":
                 self.calls[i] = self.acts.calls[i]
         self.is_fresh = True
