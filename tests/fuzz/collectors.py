@@ -480,7 +480,8 @@ class Fuzz(Program):
     @rule(ids=st.sets(st.integers(0, N - 1), min_size=1))
     def reset_some(self, ids: set[int]) -> None:
         """Steps in flight still belong to the episodes before. It is open whether a reset is in flight, too."""
-        some = [i for i in ids if i < self.n and not (self.kind == "async" and self.has_ended[i])]
+        is_open = [self.kind == "async" and (self.faults or each) for each in self.has_ended]
+        some = [i for i in ids if i < len(is_open) and not is_open[i]]
         if self.over or self.numbered is not None or not some:
             return
         self.collector.reset(some)
