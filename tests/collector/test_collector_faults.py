@@ -61,6 +61,40 @@ def test_with_episode_seeds_a_failure_shuts_down() -> None:
         assert collector.env.is_closed
 
 
+class InterruptedOnce(Countdown):
+    """Env that gets Ctrl-C in the third step of its first episode."""
+
+    def step(self, action: Any) -> Any:
+        if (self.episode, self.taken) == (0, 2):
+            signal.raise_signal(signal.SIGINT)
+        return super().step(action)
+
+
+@pytest.mark.guarantee("G8.18")
+@kinds
+@pytest.mark.parametrize("where", ["env", "policy", "on_step"])
+def test_after_ctrl_c_the_next_batch_begins_with_a_reset_of_all_envs(kind: type, where: str) -> None:
+    calls: list[str] = []
+
+    def count(name: str) -> None:
+        calls.append(name)
+        if where == name and calls.count(name) == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    def policy(obs: np.ndarray) -> np.ndarray:
+        count("policy")
+        return zeros(obs)
+
+    env = InterruptedOnce if where == "env" else Countdown
+    with kind(DummyVectorEnv([partial(env, 9)] * 3), policy, frames_per_batch=30) as collector:
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect(n_step=30, on_step=lambda step: count("on_step"))
+        flat = collector.next().flatten()
+    assert flat.frames == 30
+    assert flat.obs[np.r_[True, np.diff(flat.env_ids) > 0]].tolist() == [[1, 0]] * 3
+    np.testing.assert_array_equal(flat.obs[:, 1], flat.step_count)
+
+
 @kinds
 def test_after_a_failure_of_postproc_a_collector_continues(kind: type) -> None:
     calls: list[Any] = []

@@ -175,3 +175,23 @@ def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str) -
         kind(venv, Linear().to(device), frames_per_batch=30) as others,
     ):
         assert_same(batches(others), batches(ours), 1e-5)
+
+
+class FailsInItsThirdStep(Samples):
+    def step(self, action: Any) -> Any:
+        if self.t == 2:
+            raise OverflowError("the env broke")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_ACCELERATOR])
+def test_rows_of_envs_that_fail_are_the_same_on_a_device(device: str) -> None:
+    fns = [partial(Samples, VECTOR), partial(FailsInItsThirdStep, VECTOR)]
+    found = []
+    for wrap in (TransformedVectorEnv, partial(TransformedOnDevice, device=device)):
+        with wrap(DummyVectorEnv(fns, on_error="restart"), [CatFrames(2, -1), RewardSum()]) as venv:
+            found.append([venv.reset(seed=3), *(venv.step(np.ones((2, 2), np.float32)) for _ in range(3))])
+    for plain, on_device in zip(*found, strict=True):
+        for one, other in zip(nest.leaves(plain[:-1]), nest.leaves(on_device[:-1]), strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-6)
+    assert found[1][-1][3].tolist() == [False, True]

@@ -22,6 +22,6 @@ from vecenv import DummyVectorEnv
 def test_collectors_agree_with_a_loop_over_single_envs(kind: str, backend: Any) -> None:
     run(
         type("Programs", (Fuzz,), {"kinds": (kind,), "backends": (backend,)}),
-        [0],
-        count=30 if backend is DummyVectorEnv else 4,
+        range(6) if backend is DummyVectorEnv else [0],
+        count=5,
     )

@@ -13,12 +13,24 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from collector import Dataset, DatasetError, Job, JobError, StoreWriter, export, load_job, make_head, run_job
+from collector import (
+    Dataset,
+    DatasetError,
+    Job,
+    JobError,
+    RecordEpisodes,
+    StoreWriter,
+    export,
+    load_job,
+    make_head,
+    run_job,
+)
 from tests.messages.rows import NOTHING, Row, Subject, rows_for
 from tests.support.command_line import command
 from tests.support.job_envs import HERE, job
+from tests.support.simulators import Simulator
 from tests.support.stored import ACTION, OBS, episode, head, text_episode, write, write_one
-from vecenv import nest
+from vecenv import from_gymnasium, nest
 
 
 @contextmanager
@@ -178,16 +190,16 @@ FOLDERS = [
             for wrong in ([], np.ones(23, np.bool_), [0.5], 3, [[3]])
         ),
         (lambda a: Dataset(a)[:0].transitions(), DatasetError, "data set or slice has no episodes"),
-        (lambda a: Dataset(a).blocks(0), ValueError, "nbytes"),
+        (lambda a: Dataset(a).blocks(0), ValueError, "nbytes must be an integer of at least 1, got 0"),
         *(
-            (lambda a, wrong=wrong: Dataset(a).batches(**{"batch_size": 2, "seed": 0, **wrong}), error, *wrong)
-            for wrong, error in (
-                ({"batch_size": 0}, ValueError),
-                ({"batch_size": "2"}, TypeError),
-                ({"seed": -1}, ValueError),
-                ({"seed": True}, ValueError),
-                ({"seed": None}, ValueError),
-                ({"passes": 1.5}, (TypeError, ValueError)),
+            (lambda a, wrong=wrong: Dataset(a).batches(**{"batch_size": 2, "seed": 0, **wrong}), error, says)
+            for wrong, error, says in (
+                ({"batch_size": 0}, ValueError, "batch_size must be an integer of at least 1, got 0"),
+                ({"batch_size": "2"}, TypeError, "batch_size must be a whole number, got '2'"),
+                ({"seed": -1}, ValueError, "a seed must be at least 0"),
+                ({"seed": True}, ValueError, "a non-negative integer, got True"),
+                ({"seed": None}, ValueError, "a non-negative integer, got None"),
+                ({"passes": 1.5}, TypeError, "passes must be a whole number, got 1.5"),
             )
         ),
         (lambda a: Dataset(a).as_torch("rows"), ValueError, "'transitions', 'episodes' or 'batches'"),
@@ -218,6 +230,11 @@ FOLDERS = [
             "the head of a data set cannot be written: it has",
         ),
         (lambda it: StoreWriter(None, head()), TypeError, "NoneType"),  # type: ignore[arg-type]
+        (
+            lambda it: RecordEpisodes(from_gymnasium(Simulator(np), has_final_obs=False), it / "a"),
+            ValueError,
+            "has_final_obs=False",
+        ),
         (
             lambda it: ((it / "holiday.png").write_text(""), StoreWriter(it, head(), overwrite=True)),
             DatasetError,
@@ -385,7 +402,7 @@ SETTINGS = [
         makes("policy: 3 cannot be imported", policy=3),
         makes("wrappers: `frozen` is for transforms", wrappers=[{"call": "ClipAction", "frozen": "a.json"}]),
         makes("info_keys has 'reward', which a batch has already", info_keys=("reward",)),
-        makes("num_cpus", ray={"num_cpus": -1}),
+        makes("ray.num_cpus: Expected `float` >= 0.0", ray={"num_cpus": -1}),
         makes("3 workers for 2 envs; pass at most one per env", num_workers=3, num_envs=2),
         makes('only backend = "subproc"', **BY_COMMAND, backend="shmem"),
         makes("put wrappers", **BY_COMMAND, backend="subproc", wrappers=["FlattenObservation"]),
@@ -399,7 +416,10 @@ SETTINGS = [
         sets("step=3", "did you mean 'steps'"),
         sets("seed.a=1", "seed: Expected `int`"),
         sets('env_kwargs={"limit": Infinity}', "is not JSON: Infinity is not a number of JSON"),
-        *(sets(f"steps={text}", "steps") for text in ("1.5", "1e-3", "nan", "inf", "1e999", "0x10", "many", "0", "-1")),
+        *(
+            sets(f"steps={text}", "a.json: steps: Expected `int")
+            for text in ("1.5", "1e-3", "nan", "inf", "1e999", "0x10", "many", "0", "-1")
+        ),
     ),
 ]
 

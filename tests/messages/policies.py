@@ -223,7 +223,13 @@ STATES = rows_for(
         " after ((), torch.int64) before",
     ),
     (changes(np.zeros((3, 3)), np.arange(3.0)), TypeError, "((), ", " after ((3,)"),
-    (changes({"a": np.zeros(3)}, {"a": np.ones(3), "b": np.ones(3)}), TypeError, "'b'"),
+    (
+        changes({"a": np.zeros(3)}, {"a": np.ones(3), "b": np.ones(3)}),
+        TypeError,
+        "'state' as {'a': ((), ",
+        ", 'b': ",
+        "} (shape of a row, dtype) after {'a': ",
+    ),
 )
 TREES_AND_TEXTS = rows_for(
     NOTHING,

@@ -110,6 +110,18 @@ def test_what_changes_its_arguments_changes_no_other_object(
     assert resume_job(tmp_path, settings).status == "complete"
 
 
+@FULL
+@pytest.mark.parametrize("spare_envs", [0, 1])
+def test_new_workers_and_spare_envs_change_no_episode(
+    spare_envs: int, uninterrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "vecenv")
+    changes = {**counting(), "backend": "shmem", "num_workers": 4, "recycle_after": 2, "spare_envs": spare_envs}
+    assert not run_job(job(**changes, episodes=40), tmp_path).skipped
+    assert "was replaced (episodes)" in caplog.text
+    assert_same(tmp_path, uninterrupted)
+
+
 def test_steps_are_the_shortest_row_of_first_episodes(uninterrupted: Path, tmp_path: Path) -> None:
     lengths = Dataset(uninterrupted).lengths
     seen: list[tuple[int, int]] = []
@@ -153,11 +165,15 @@ CHECKED = {
     ids=lambda value: str([*value.values()][-1]) if isinstance(value, dict) else "",
 )
 def test_a_job_says_whether_it_is_repeatable(settings: Any, reason: str, backend: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    states = [random.getstate(), np.random.get_state()[1].tolist()]
+    torch = pytest.importorskip("torch")
+
+    def generators() -> list[Any]:
+        return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+
+    before = generators()
     state = run_job(job(**settings, backend=backend, episodes=6), tmp_path)
     if settings.get("env_kwargs") == {"how": ""}:
-        assert [random.getstate(), np.random.get_state()[1].tolist()] == states, "the check leaves the generators"
+        assert generators() == before, "the check leaves the generators"
     head = Dataset(tmp_path).head
     assert state.repeatable is head["repeatable"] is (not reason)
     assert re.fullmatch(reason, head["not_repeatable_because"])
@@ -283,6 +299,15 @@ def test_an_episode_that_fails_is_skipped_and_counted(
         assert_equal(episode, whole[episode.number])
 
 
+def test_a_failure_that_does_not_come_again_costs_no_episode(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILS_ONCE", str(tmp_path / "failed"))
+    state = run_job(job(**counting(every=13, how="once"), episodes=40), tmp_path / "a")
+    assert (state.retried, state.skipped) == (1, {})
+    assert_same(tmp_path / "a", uninterrupted)
+
+
 RAISED = {"episodes": 400, "on_error": "raise"}
 ALL_FAILED = r"all episodes failed; the last, episode 2, with .*Over"
 
@@ -332,6 +357,26 @@ def test_the_first_error_is_raised_though_the_disk_is_full_too(tmp_path: Path, m
     with pytest.raises(OverflowError, match="cannot be played"):
         run_job(job(**changes), tmp_path, on_progress=fill_the_disk)
     assert failed
+
+
+@pytest.mark.guarantee("G12.1")
+def test_a_full_disk_leaves_what_was_committed_and_the_job_goes_on_later(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def fill_the_disk(state: Any) -> None:
+        if state.episodes >= 10:
+            patch.setattr("collector.store.safe_folder.write", full)
+
+    small = job(**counting(), episodes=40, shard_bytes=1)
+    with monkeypatch.context() as patch, pytest.raises(DatasetError, match="No space left on device; the "):
+        run_job(small, tmp_path, on_progress=fill_the_disk)
+    assert 10 <= len(Dataset(tmp_path)) < 40
+    assert_whole(Dataset(tmp_path))
+    resume_job(tmp_path, small)
+    assert_same(tmp_path, uninterrupted)
 
 
 # Resuming.
@@ -454,6 +499,28 @@ def test_a_job_that_does_not_begin_leaves_the_lock_of_another(
 # Signals.
 
 
+def test_the_program_ends_though_the_signal_came_in_the_last_batch(tmp_path: Path) -> None:
+    state = stopped(run_job, job(episodes=1, num_envs=1), tmp_path, on_progress=stop_at(1))
+    assert (state.status, state.episodes) == ("complete", 1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "signum"),
+    [pytest.param("shmem", signal.SIGINT, marks=FULL), pytest.param("subproc", signal.SIGTERM, marks=pytest.mark.slow)],
+)
+def test_a_signal_ends_a_command_and_its_workers(backend: str, signum: int, tmp_path: Path) -> None:
+    options = ["--env", "CartPole-v1", "--steps", "100000000", "--backend", backend]
+    with started(tmp_path / "a", *options) as running:
+        while "steps/s" not in running.stdout.readline():
+            assert running.poll() is None
+        out, error = ended_by(signum, running)
+    assert running.returncode == 128 + signum
+    assert error.split("\n") == ["", NOTICE, ""]
+    assert "Interrupted; collected until then, and kept:" in out
+    assert len(Dataset(tmp_path / "a")) > 10
+    assert_whole(Dataset(tmp_path / "a"))
+
+
 def test_the_second_signal_does_what_it_did_before_the_job(tmp_path: Path) -> None:
     def twice(state: Any) -> None:
         for _ in range(2):
@@ -496,7 +563,7 @@ def ended_by(signum: int, running: Any, has_workers: bool = True) -> tuple[str, 
     workers = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signum)
     output = running.communicate(timeout=60)
-    _, alive = psutil.wait_procs(workers, timeout=5)
+    _, alive = psutil.wait_procs(workers, timeout=30)
     assert not alive
     assert bool(workers) == has_workers
     return output

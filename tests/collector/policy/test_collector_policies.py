@@ -195,6 +195,8 @@ POLICIES: dict[str, tuple[Callable[[int], Any], Callable[[], Any], dict[str, Any
     "SB3": (Countdown, lambda: predict, {}),
     "no state": (Countdown, lambda: no_state, {}),
 }
+WITH_EXTRAS = {"dict", "tuple", "env_id", "entries", "function of tensors", "arrays of tensors", "gradients"}
+WITH_EXTRAS |= {name for name in POLICIES if name.startswith("recurrent")}
 COLLECTORS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sync": (SyncDataCollector, {}),
     "async": (AsyncDataCollector, {}),
@@ -222,7 +224,9 @@ def test_a_policy_acts_on_its_observations(policy: str, collector: str) -> None:
         np.testing.assert_array_equal(batch.action, rule(obs))
         np.testing.assert_array_equal(batch.reward, batch.action)
         expected = {"value": obs[..., 1] / 2, "seen": batch.step_count, "id": batch.env_ids, "output1": obs[..., 1]}
-        for name in batch.extras.keys() - {"episode", "episode_seed"}:
+        names = batch.extras.keys() - {"episode", "episode_seed"}
+        assert len(names) == (policy in WITH_EXTRAS)
+        for name in names:
             np.testing.assert_array_equal(batch.extras[name], expected[name], err_msg=name)
 
 

@@ -1,4 +1,4 @@
-"""The store: readers get the written episodes by number, a folder has one writer, and old folders are readable."""
+"""The store: readers get the written episodes by number, and a folder has one writer."""
 
 from __future__ import annotations
 

@@ -126,6 +126,7 @@ def interrupt(*_: Any) -> Any:
     raise KeyboardInterrupt
 
 
+@pytest.mark.guarantee("G12.1")
 @every_nth
 @pytest.mark.parametrize("compress", [False, pytest.param(True, marks=slow)], ids=["plain", "compressed"])
 @pytest.mark.parametrize(

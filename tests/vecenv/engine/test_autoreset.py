@@ -3,6 +3,8 @@
 Random programs draw it on each backend, with failures of the reset. These tests show restarts, and who owns what.
 """
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
@@ -92,3 +94,18 @@ def test_observations_are_normalised_as_in_two_rounds():
         assert np.array_equal([row["final_obs"] for row in info], last)
         assert np.array_equal(first, two.reset()[0])
         assert one.get_obs_rms().state_dict() == two.get_obs_rms().state_dict()
+
+
+@pytest.mark.guarantee("G7.3")
+@pytest.mark.parametrize("first", [1, 2], ids=["terminated", "truncated"])
+def test_strict_refuses_a_step_after_the_end_of_any_episode(first):
+    with DummyVectorEnv([partial(CountingEnv, 0, length=1)] * 2, strict=True) as venv:
+        for _ in range(first):
+            venv.reset()
+            ended = venv.step([0, 0])
+        assert ended[1 + first].all()
+        with pytest.raises(RuntimeError, match="env 0 has not been reset, or its episode is over"):
+            venv.step([0, 0])
+        venv.reset()
+        venv.step([0, 0], autoreset=True)
+        assert venv.step([0, 0])[4][0]["t"] == 1, "the next episode has begun"
