@@ -242,7 +242,7 @@ def instants(largest: int, seed: int = 0) -> Iterator[tuple[int]]:
 
 def distance(backend: Any) -> int:
     """Return the largest distance of instants for calls that start a worker. A command starts ten times as slowly."""
-    return 2000 if backend is CommandVectorEnv else 200
+    return 500 if backend is CommandVectorEnv else 200
 
 
 def pairs(largest: int) -> Iterator[tuple[int, int]]:
@@ -284,7 +284,7 @@ class DiesInSecondReset(Chatty, DiesOnReset):
 
 def test_after_an_interrupt_while_a_failed_reset_is_tried_again_a_reset_makes_all_usable(remote_backend: Any) -> None:
     subject = vector_env(remote_backend, DiesInSecondReset, on_error="restart", max_restarts=10**6)
-    assert sweep(subject, lambda venv: venv.reset(), instants(distance(remote_backend)), at_looks=True) > 5
+    assert sweep(subject, lambda venv: venv.reset(), instants(4 * distance(remote_backend)), at_looks=True) > 5
 
 
 @pytest.mark.local_ray
