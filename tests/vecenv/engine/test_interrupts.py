@@ -265,7 +265,7 @@ def pairs(largest: int) -> Iterator[tuple[int, int]]:
 def test_after_an_interrupt_at_any_bytecode_a_reset_makes_all_usable(backend: Any, largest: int) -> None:
     for k, (name, call) in enumerate(CALLS.items()):
         print(name)
-        assert sweep(vector_env(backend), call, instants(largest, largest + k), name == "partial") > 2
+        assert sweep(vector_env(backend), call, instants(largest, largest + k), name == "partial") >= 1
 
 
 @pytest.mark.parametrize("call", CALLS_OF_WORKERS)
