@@ -16,8 +16,6 @@ from vecenv import BaseVectorEnv, EnvWorker, RayVectorEnv, ShmemVectorEnv, Subpr
 from vecenv.testing import CountingEnv
 
 TAXI = "Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3"  # gymnasium 1.2 has version 3
-NEW_IN_1_3 = {"DiscretizeAction", "DiscretizeObservation", "RepeatAction"}
-"""Wrappers that gymnasium 1.2 lacks."""
 
 
 def discrete(n, dtype):
