@@ -272,6 +272,15 @@ class TestBatches:
             collector.load_state_dict(state, strict=False)
             assert collector.frames == 8
 
+    def test_a_loaded_state_leaves_the_object_of_the_driver_unchanged(self) -> None:
+        policy = Stateful()
+        with RayCollector(countdowns(3), policy, num_actors=2, frames_per_batch=8) as collector:
+            collector.load_state_dict({**collector.state_dict(), "policy_state_dict": {"value": 1}})
+            assert (collector.next().action == 1).all()
+            assert collector.evaluate(2, keep=True).batch.action.all()
+            assert collector.state_dict()["policy_state_dict"] == {"value": 1}
+        assert policy.value == 0
+
     def test_what_is_in_flight_is_bounded_and_discarded_by_reset_and_set_seed(self) -> None:
         options = {"num_actors": 3, "frames_per_batch": 10, "sync": False}
         with RayCollector(countdowns(3, 5), **options) as collector:
@@ -284,10 +293,11 @@ class TestBatches:
             assert collector.stats().discarded == 2 * 3 * 2 * 10
             assert_accounted(collector, *batches)
 
-    @pytest.mark.parametrize(("store", "bounds"), [(1e9, {"max_bytes_in_flight": 1}), (4.0, {})])
+    @pytest.mark.parametrize(("store", "bounds"), [(1e9, {"max_bytes_in_flight": 1}), (3000, {})])
     def test_their_bytes_are_bounded_by_default_to_a_quarter_of_the_object_store(
         self, store: float, bounds: Any, ray: LocalRay
     ) -> None:
+        """A rollout has about 700 bytes."""
         ray.cluster_resources = lambda: {"object_store_memory": store}
         options = {"num_actors": 3, "frames_per_batch": 10, "sync": False, **bounds}
         with RayCollector(countdowns(3, 5), **options) as collector:

@@ -115,7 +115,7 @@ def test_an_env_may_change_the_current_folder(tmp_path: Path, monkeypatch: pytes
     flags = ["--env", f"{HERE}:Moving", "--env-kwargs", json.dumps({"folder": str(tmp_path / "other")})]
     for words in (
         ["run", *flags, "--episodes", "3", "--backend", "dummy", "--out", "a"],
-        ["resume", "a", "--allow-import", HERE],
+        ["resume", "a", "--allow-import", HERE, "--no-plot"],
     ):
         monkeypatch.chdir(tmp_path)
         done = command(*words, "--json")

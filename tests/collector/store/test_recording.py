@@ -175,7 +175,7 @@ def test_random_rounds_of_an_engine_store_what_its_envs_played(kind: Any, option
         draw = lambda count: [drawn_action(rng, form) for _ in range(count)]  # noqa: B023, E731
         with RecordEpisodes(kind(env_fns(form, informs=True), **options), tmp_path / str(seed), info_keys=KEYS) as venv:
             venv.reset(seed=[7, 8, 9])
-            for _ in range(200):
+            for _ in range(120):
                 ids: Any = rng.permutation(N)[: rng.integers(1, N + 1)].tolist()  # often of envs that are in flight
                 seeds = rng.integers(0, 99, len(ids)).tolist() if rng.random() < 0.5 else int(rng.integers(99))
                 resets = ids[: rng.integers(len(ids) + 1)]
@@ -201,7 +201,7 @@ def test_random_rounds_of_an_engine_store_what_its_envs_played(kind: Any, option
                 venv.recv()
             logs = venv.get_env_attr("log")
         count += assert_logged(Dataset(tmp_path / str(seed)), logs)
-    assert count > 50
+    assert count > 30
 
 
 def facade(fns: Any) -> Any:

@@ -329,6 +329,8 @@ class Writing:
         self.check()
         self.writer = StoreWriter(self.folder, head(), resume=True, compress=self.compress)
         assert {*self.writer.committed.tolist()} == self.committed
+        shards = {f"shards/{path.name}" for path in self.folder.glob("shards/*")}
+        assert shards == {*Dataset(self.folder).shard_files}
         self.waiting, self.next_number = set(), max(self.committed, default=-1) + 1
 
     def check(self, end: int | None = None) -> None:

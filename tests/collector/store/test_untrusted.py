@@ -262,9 +262,10 @@ def test_a_link_or_a_fifo_is_named_and_nothing_is_changed(
 
 @FULL
 @pytest.mark.usefixtures("fonts")
-def test_a_command_that_looks_at_a_data_set_follows_no_link(folder: Path) -> None:
+def test_a_command_that_looks_at_a_data_set_follows_no_link(stopped: Path, tmp_path: Path) -> None:
     for word, name in (("info", "metrics.jsonl"), ("plot", "returns.png"), ("video", "videos")):
-        link(folder / name, folder.parent / word)
+        folder = Path(shutil.copytree(stopped, tmp_path / word / "a"))
+        link(folder / name, folder.parent / "elsewhere")
         before = contents(folder.parent)
         done = command(word, folder)
         assert (done.code, f"{name} is a link" in done.error) == (1, True)
