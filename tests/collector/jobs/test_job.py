@@ -473,6 +473,18 @@ def test_the_second_signal_does_what_it_did_before_the_job(tmp_path: Path) -> No
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_signal_that_ended_the_reader_of_standard_error_too_is_handled(tmp_path: Path) -> None:
+    kept, (read, write) = os.dup(2), os.pipe()
+    os.close(read)
+    try:
+        os.dup2(write, 2)
+        assert stopped(run_job, job(steps=10**6), tmp_path, on_progress=stop_at(1)).status == "interrupted"
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(write)
+
+
 def test_a_signal_that_was_ignored_stays_ignored(tmp_path: Path) -> None:
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
