@@ -48,9 +48,6 @@ class Elsewhere(gymnasium.Env):
         libc.puts(b"printed by C")
         libc.fflush(None)
 
-    def do_raises(self) -> None:
-        raise ValueError("a wrong %d {value}")
-
     def do_raises_own(self) -> None:
         raise Own("of a module that the caller cannot import")
 
@@ -108,9 +105,17 @@ SPACES = [
 
 
 class HasSpace(Elsewhere):
+    """Env with attributes that it computes, around a simulator that it calls `env`."""
+
     def __init__(self, k: int) -> None:
         super().__init__()
         self.action_space = SPACES[k]
+        self.env = object()
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "computed":
+            raise AttributeError(f"{self!r} has no attribute {name!r}")
+        return [1, 2]
 
 
 class OldStep:
@@ -184,16 +189,3 @@ class _Dict(Space):
 
 
 _Box.__name__, _Discrete.__name__, _Dict.__name__ = "Box", "Discrete", "Dict"
-
-
-class Asks(Elsewhere):
-    """Env with attributes that it computes, around a simulator that it calls `env`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.env = object()
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "computed":
-            raise AttributeError(f"{self!r} has no attribute {name!r}")
-        return [1, 2]
