@@ -16,21 +16,19 @@ from gymnasium import spaces
 class Draws(gymnasium.Env):
     """Env that draws observations from its own generator.
 
-    A step takes `work` seconds of CPU time and `sleep` seconds. A reset takes `reset` seconds.
+    Episodes have 7 steps. A step takes `work` seconds of CPU time and `sleep` seconds.
     """
 
     observation_space = spaces.Box(-9, 9, (3,), np.float64)
     thread_safe = True
 
-    def __init__(self, work: float = 0.0, sleep: float = 0.0, reset: float = 0.0, length: int = 7) -> None:
+    def __init__(self, work: float = 0.0, sleep: float = 0.0) -> None:
         self.action_space = spaces.Discrete(3)
-        self.work, self.sleep, self.reset_seconds, self.length = work, sleep, reset, length
+        self.work, self.sleep = work, sleep
         self.taken = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        if self.reset_seconds:
-            time.sleep(self.reset_seconds)
         self.taken = 0
         return self.np_random.uniform(-9, 9, 3), {}
 
@@ -41,7 +39,7 @@ class Draws(gymnasium.Env):
             pass
         if self.sleep:
             time.sleep(self.sleep)
-        return self.np_random.uniform(-9, 9, 3), float(action), self.taken == self.length, False, {}
+        return self.np_random.uniform(-9, 9, 3), float(action), self.taken == 7, False, {}
 
 
 class Logged(Draws):

@@ -16,9 +16,9 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.support.backends import FULL, PROCESS_BACKENDS, one_of
-from tests.support.faulty import Counter, RaisesInInit, RaisesOnStep, counters
-from tests.support.ledger import Column, Ledger, columns, kill, pids
+from tests.support.backends import FULL, PROCESS_BACKENDS, full, one_of
+from tests.support.faulty import RaisesInInit, RaisesOnStep, counters
+from tests.support.ledger import Ledger, kill, pids
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
 
 SLOPE = 20 * 1024
@@ -128,10 +128,11 @@ def test_a_failed_start_for_want_of_descriptors_is_reported_and_leaves_nothing()
 
 
 @pytest.mark.timeout(300)
-@columns("blocks", dummy=False)
-def test_stepping_for_long_with_infos_and_faults_does_not_grow(column: Column) -> None:
+@pytest.mark.parametrize("backend", full(PROCESS_BACKENDS))
+def test_stepping_for_long_with_infos_and_faults_does_not_grow(backend: Any) -> None:
     """The parent frees frames, extras and errors of earlier rounds."""
-    with column.open([partial(Counter, i) for i in range(3)] + [partial(RaisesOnStep, 3, at=50)]) as ledger:
+    with backend(counters(4, env3=partial(RaisesOnStep, at=50)), num_workers=2) as venv:
+        ledger = Ledger(venv)
         ledger.begin()
         blocks = []
         for k in range(2000):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
@@ -19,7 +20,7 @@ import pytest
 
 from collector import Dataset, Job, JobError, SyncDataCollector, run_job
 from tests.support import process_envs
-from tests.support.backends import FULL, RAY
+from tests.support.backends import FULL, RAY, full
 from tests.support.ledger import kill, pids
 from tests.support.process_envs import SIMULATOR, OneEmulator
 from vecenv import (
@@ -50,12 +51,8 @@ def summed_rewards(env: Any) -> list[float]:
         env.close()
 
 
-def sb3(name: str, env_fns: list[Any], **options: Any) -> Any:
-    return getattr(pytest.importorskip("vecenv.sb3"), name)(env_fns, **options)
-
-
-def parallel_env(env_fns: list[Any]) -> Any:
-    return ParallelEnv(N, env_fns)
+def of_sb3(name: str, env_fns: list[Any]) -> Any:
+    return getattr(importlib.import_module("vecenv.sb3"), name)(env_fns)
 
 
 def made_by_id(env_fns: list[Any], **options: Any) -> Any:
@@ -63,13 +60,9 @@ def made_by_id(env_fns: list[Any], **options: Any) -> Any:
     return make_vec(spec, len(env_fns), **options)
 
 
-def collected(env_fns: list[Any], backend: str = "shmem", **options: Any) -> Any:
-    """Return a collector's vector env."""
-    return SyncDataCollector(env_fns, frames_per_batch=N, backend=backend, **options).env
-
-
-auto = partial(collected, backend="auto")
-sb3_dummy, sb3_subproc = partial(sb3, "DummyVecEnv"), partial(sb3, "SubprocVecEnv")
+def collected(env_fns: list[Any], **options: Any) -> Any:
+    """Return the vector env that a collector chooses."""
+    return SyncDataCollector(env_fns, frames_per_batch=N, backend="auto", **options).env
 
 
 @pytest.fixture
@@ -99,7 +92,7 @@ def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     "make",
     [
         AsyncVectorEnv,
-        *(pytest.param(each, marks=FULL) for each in (ShmemVectorEnv, sb3_subproc, parallel_env, made_by_id, auto)),
+        *full([ShmemVectorEnv, partial(of_sb3, "SubprocVecEnv"), partial(ParallelEnv, N), made_by_id, collected]),
         pytest.param(RayVectorEnv, marks=RAY),
     ],
 )
@@ -135,7 +128,7 @@ def test_too_few_workers_for_envs_with_one_simulator_are_refused(simulated: Any)
 
 
 @pytest.mark.parametrize(
-    "make", [DummyVectorEnv, *(pytest.param(each, marks=FULL) for each in (ThreadVectorEnv, SyncVectorEnv, sb3_dummy))]
+    "make", [DummyVectorEnv, *full([ThreadVectorEnv, SyncVectorEnv, partial(of_sb3, "DummyVecEnv")])]
 )
 def test_envs_with_one_simulator_in_this_process_warn(make: Make, simulated: Any, recwarn: Any) -> None:
     make([simulated]).close()
@@ -200,9 +193,8 @@ def test_a_constructor_that_fails_first_or_in_a_restart_has_no_hint(tmp_path: Pa
 @pytest.mark.parametrize(
     "make",
     [
-        auto,
-        pytest.param(partial(made_by_id, backend="auto"), marks=FULL),
-        pytest.param(partial(auto, step_timeout=60), marks=FULL),
+        collected,
+        *full([partial(made_by_id, backend="auto"), partial(collected, step_timeout=60)]),
     ],
 )
 def test_auto_tries_again_with_a_process_per_env(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -226,6 +218,6 @@ def test_the_first_error_remains_if_a_process_per_env_fails_too(in_workers: bool
     env_fns: list[Any] = [CountingEnv if in_workers else lambda: lock and CountingEnv()] * 3 + [missing]
     again = "FileNotFoundError: assets" if in_workers else r"TypeError: env_fns\[0\] cannot be sent to a worker"
     with pytest.raises(FileNotFoundError, match=r"^assets of level 2 are missing") as raised:
-        auto(env_fns, **options)
+        collected(env_fns, **options)
     assert "missing" in "".join(traceback.format_exception(raised.value))
     assert re.search(f"4 workers that run one env each fail too: {again}", raised.value.__notes__[-1])

@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 
 from collector import ActorConfig, AsyncDataCollector, RayCollector, SyncDataCollector
+from tests.fuzz.envs import assert_same
 from tests.support.collector_envs import arrays, assert_equal, lean
-from tests.support.faulty import Counter, counters
+from tests.support.faulty import Counter, HangsElsewhere, counters
 from tests.support.ledger import Ledger, gone, pids
 from tests.support.local_ray import FAR, NEAR
 from tests.support.paths import ROOT
@@ -33,7 +34,7 @@ from vecenv import (
     WorkerTimeoutError,
     make_vec,
 )
-from vecenv.testing import check_vector_env
+from vecenv.testing import CountingEnv, check_vector_env
 
 pytestmark = pytest.mark.local_ray
 CARTPOLE = partial(gym.make, "CartPole-v1")
@@ -55,37 +56,31 @@ def test_actors_that_find_no_place_are_an_error_that_says_what_was_asked_for() -
         RayVectorEnv([CARTPOLE] * 2, num_workers=2, num_cpus=1000, start_timeout=1)
 
 
-class Pictures(Counter):
-    """Env that shows its state in pixels. An episode has five steps."""
+class Pictures(CountingEnv):
+    """Env that shows its state in pixels."""
 
-    observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    def __init__(self, env_id: int) -> None:
+        super().__init__(env_id)
+        self.observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
-    def observe(self, action: Any) -> np.ndarray:
-        return np.random.default_rng([self.id, self.episode, self.t]).integers(0, 256, (4, 84, 84), np.uint8)
+    def _observation(self) -> np.ndarray:
+        seed = [self.env_id, self.episode, self.t]
+        return np.random.default_rng(seed).integers(0, 256, (4, 84, 84), np.uint8)
 
     def step(self, action: Any) -> Any:
-        obs, reward, _, _, info = super().step(action)
-        return obs, reward, self.t == 5, False, {**info, "note": "x" * 1000 * self.id}
+        *row, info = super().step(action)
+        return *row, {**info, "note": "x" * 1000 * self.env_id}
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("options", [{}, {"wait_num": 3}], ids=["all", "some"])
-def test_answers_that_are_larger_than_a_message_arrive_whole(options: dict[str, Any]) -> None:
+def test_answers_that_are_larger_than_a_message_arrive_whole() -> None:
     """A block of 8 pictures takes 226 KB, and the last observations of its episodes take the same."""
     env_fns = [partial(Pictures, i) for i in range(16)]
-    with RayVectorEnv(env_fns, num_workers=2, **options, **FAR) as venv, DummyVectorEnv(env_fns) as other:
+    with RayVectorEnv(env_fns, num_workers=2, **FAR) as venv, DummyVectorEnv(env_fns) as other:
         assert all(worker.channel.results == 4 for worker in venv.engine.backend.pool.workers)
-        assert np.array_equal(venv.reset()[0], other.reset()[0])
-        ids = list(range(16))
-        for _ in range(12):
-            obs, _, terminated, _, info = venv.step([0] * len(ids), ids, autoreset=True)
-            ids = [env_info["env_id"] for env_info in info]
-            for row, (i, env_info) in enumerate(zip(ids, info, strict=True)):
-                expected = other.step([0], [i], autoreset=True)
-                assert np.array_equal(obs[row], expected[0][0])
-                assert (terminated[row], env_info.get("note")) == (expected[2][0], expected[4][0].get("note"))
-                if terminated[row]:
-                    assert np.array_equal(env_info["final_obs"], expected[4][0]["final_obs"])
+        assert_same(venv.reset(), other.reset(), "reset")
+        for t in range(12):
+            assert_same(*(each.step([0] * 16, autoreset=True) for each in (venv, other)), f"step {t}")
 
 
 class HasTable(Counter):
@@ -109,6 +104,16 @@ def test_each_env_gets_a_copy_of_an_object_that_env_fns_share(options: dict[str,
             venv.step([0] * 4)
         venv.reset(venv.failed_id)
         assert venv.get_env_attr("total") == [table["rows"].sum()] * 4
+
+
+@pytest.mark.ray
+def test_a_worker_on_another_node_names_the_env_that_hangs() -> None:
+    with RayVectorEnv(counters(3, env1=HangsElsewhere), num_workers=1, step_timeout=2.0, **FAR) as venv:
+        venv.reset()
+        venv.step([0] * 3)
+        with pytest.raises(WorkerTimeoutError, match=r"env 1 has been busy for more than step_timeout=2.0 s") as found:
+            venv.reset([1, 2])
+        assert "on_reset" in str(found.value), "the stack"
 
 
 WITHOUT_VECENV = """

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.faulty import HangsElsewhere, counters
+from tests.support.faulty import counters
 from tests.support.hosts import DRAIN
 from tests.support.ledger import Ledger
 from tests.support.local_ray import FAR
-from vecenv import RayVectorEnv, WorkerDiedError, WorkerTimeoutError
+from vecenv import RayVectorEnv, WorkerDiedError
 from vecenv.ray_cluster import actor_options, ends_soon, free_places, get_record, put_record, start_task
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_ray]
@@ -92,19 +92,6 @@ def test_an_announced_end_of_a_node_reaches_its_tasks_and_takes_its_places(own_r
     subprocess.run([sys.executable, "-c", DRAIN, node.node_id], env=environ, check=True, timeout=60)
     assert ray.get(task) is None
     await_places(0, **FAR)
-    own_ray.remove_node(node, allow_graceful=False)
-
-
-@pytest.mark.timeout(120)
-def test_a_remote_worker_names_the_env_that_hangs(own_ray: Any) -> None:
-    node = own_ray.add_node(num_cpus=4, resources={"far": 1})
-    own_ray.wait_for_nodes()
-    with RayVectorEnv(counters(3, env1=HangsElsewhere), num_workers=1, step_timeout=2.0, **FAR) as venv:
-        venv.reset()
-        venv.step([0] * 3)
-        with pytest.raises(WorkerTimeoutError, match=r"env 1 has been busy for more than step_timeout=2.0 s") as found:
-            venv.reset([1, 2])
-        assert "on_reset" in str(found.value), "the stack"
     own_ray.remove_node(node, allow_graceful=False)
 
 

@@ -8,6 +8,7 @@ import re
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -27,6 +28,7 @@ from vecenv import (
     ThreadVectorEnv,
     make_vec,
 )
+from vecenv.testing import CountingEnv
 from vecenv.tuning import auto_backend
 from vecenv.tuning.auto_backend import (
     EnvCost,
@@ -34,6 +36,7 @@ from vecenv.tuning.auto_backend import (
     choose_backend,
     predict,
     reason_against_threads,
+    time_steps,
 )
 
 CHEAP, HEAVY = partial(Draws), partial(Draws, work=3e-3)
@@ -150,6 +153,28 @@ def test_what_cannot_be_measured_has_a_choice_too(
     with caplog.at_level(logging.INFO, "vecenv"):
         assert choose_backend(env_fns, options).backend == backend
     assert re.search(f"chooses '{backend}' for 2 envs: .*{reason}", caplog.text)
+
+
+def test_the_cost_of_a_step_has_rare_resets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is simulated: a step takes 1 ms, a reset 200 ms."""
+    now = 0.0
+
+    class SlowlyReset(CountingEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            nonlocal now
+            now += 0.2
+            return super().reset(**kwargs)
+
+        def step(self, action: Any) -> Any:
+            nonlocal now
+            now += 1e-3
+            return super().step(action)
+
+    clock = SimpleNamespace(perf_counter=lambda: now, thread_time=lambda: now)
+    monkeypatch.setattr(auto_backend, "time", clock)
+    monkeypatch.setattr(auto_backend, "_preempted_seconds", lambda: None)
+    cost = time_steps(SlowlyReset(length=300), 3.0)
+    assert cost.wall == pytest.approx(1e-3 + 0.2 / 300, rel=0.1)
 
 
 # Facades and collectors.

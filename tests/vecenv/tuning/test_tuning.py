@@ -44,13 +44,8 @@ def test_every_candidate_is_a_row_with_its_rate_and_the_fastest_is_first(tmp_pat
 
 
 @FULL
-@pytest.mark.parametrize(
-    ("env", "seconds"),
-    [({"sleep": 0.01}, 0.3), ({"reset": 0.2, "length": 20}, 2.0)],
-    ids=["in steps", "in rare resets"],
-)
-def test_envs_that_wait_get_a_worker_each(env: dict[str, Any], seconds: float) -> None:
-    result = tune([partial(Draws, **env)] * 8, pause=1e-4, seconds=seconds)
+def test_envs_that_wait_get_a_worker_each() -> None:
+    result = tune([partial(Draws, sleep=0.01)] * 8, **QUICK)
     assert result.best.num_workers == 8
     assert {"ShmemVectorEnv, 8 workers", "ThreadVectorEnv, 8 threads"} <= {row.name for row in result.rows}
 
