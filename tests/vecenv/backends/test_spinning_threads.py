@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import deque
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +20,11 @@ pytest.importorskip("torch")
 def test_arguments_switch_it_off(options: dict[str, Any]) -> None:
     with ShmemVectorEnv(counters(2), **options) as venv:
         assert ("openmp_active" in venv.stats()) == (not options and spinning_threads.is_enabled())
+
+
+def step_often(venv: Any) -> None:
+    for _ in range(1000):
+        venv.step([0, 0])
 
 
 def test_one_warning_says_what_to_do_if_threads_of_another_library_spin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,9 +43,8 @@ def test_one_warning_says_what_to_do_if_threads_of_another_library_spin(monkeypa
     monkeypatch.setattr(spinning_threads, "shorten_openblas_spin", lambda: False)
     with ShmemVectorEnv(counters(2), num_workers=2) as venv:
         venv.reset()
-        steps = partial(deque, (venv.step([0, 0]) for _ in range(1000)), maxlen=0)
         with pytest.warns(RuntimeWarning, match=r"used 1\.0 CPUs.*set_num_threads\(1\)") as caught:
-            steps()
+            step_often(venv)
         assert len(caught) == 1
         assert not venv.stats()["openmp_active"]
 
