@@ -18,28 +18,32 @@ from vecenv import RunningMeanStd, SharedState
     ("loads", "in_two_threads"), [(False, False), (True, True), pytest.param(False, True, marks=FULL)]
 )
 def test_an_interrupted_change_of_a_shared_state_is_whole_or_absent(loads: bool, in_two_threads: bool) -> None:
-    """And no later update waits, also of a second thread."""
-    state, n, done = SharedState({"a": np.zeros(3), "b": np.zeros(())}, share=True), 0, 0.0
+    """And no later update waits, also of a second thread. All arrays hold the same number, two as statistics."""
+
+    def arrays_of(number: float) -> dict[str, np.ndarray]:
+        arrays = {name: np.full(3, number) for name in ("a", "x_mean")}
+        return {**arrays, "x_var": np.ones(3), "x_count": np.array(number), "b": np.array(number)}
 
     def update() -> None:
         with state.update() as arrays:
             arrays["a"] += 1
             arrays["b"] += 1
+            arrays["x_count"] += 1
+            arrays["x_mean"][...] = arrays["b"]
 
-    interrupted = True
+    state, n, done, interrupted = SharedState(arrays_of(0.0), share=True), 0, 0.0, True
     while interrupted:
         n += 1
         wanted = 1000.0 * n if loads else done + 1
-        loaded = {"a": np.full(3, wanted), "b": np.array(wanted)}
-        interrupted = interrupted_at(n, partial(state.replace, loaded) if loads else update)
+        interrupted = interrupted_at(n, partial(state.replace, arrays_of(wanted)) if loads else update)
         values = state.read()
         assert values["b"] in (done, wanted)
-        assert values["a"].tolist() == [values["b"]] * 3
         done = float(values["b"])
         if in_two_threads:
             in_a_thread(update)
-            done += 1
-            assert state.read()["b"] == done
+            values, done = state.read(), done + 1
+        for name in ("a", "x_mean", "x_count", "b"):
+            np.testing.assert_allclose(values[name], done, rtol=1e-12)
     assert n > 30
 
 
