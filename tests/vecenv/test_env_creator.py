@@ -155,25 +155,24 @@ def test_an_update_that_an_exception_leaves_changes_nothing() -> None:
 
 def test_readers_never_see_the_middle_of_an_update_and_each_process_sees_its_own() -> None:
     state, mp = SharedState({"a": np.zeros(2000), "b": np.zeros(())}, share=True), multiprocessing.get_context("fork")
-    leave = mp.Event()
-    writers = [mp.Process(target=add_until, args=(state, leave)) for _ in range(2)]
-    for writer in writers:
-        writer.start()
-    last = 0.0
-    for k in range(300):
-        with state.update() as arrays:
-            arrays["a"] += 1
-            arrays["b"] += 1
-        values = state.read()
-        assert set(values["a"]) == {float(values["b"])}
-        assert values["b"] > max(last, k)
-        last = float(values["b"])
-    leave.set()
-    for writer in writers:
-        writer.join(30)
-        assert writer.exitcode == 0
-        writer.close()
-    assert last > 300
+    leave, seen = mp.Event(), [0.0]
+
+    def update_and_read() -> None:
+        for k in range(300):
+            with state.update() as arrays:
+                arrays["a"] += 1
+                arrays["b"] += 1
+            values = state.read()
+            assert set(values["a"]) == {float(values["b"])}
+            assert values["b"] > max(seen[-1], k)
+            seen.append(float(values["b"]))
+        leave.set()
+
+    assert run_all([mp.Process(target=add_until, args=(state, leave)) for _ in range(2)], then=update_and_read) == [
+        0,
+        0,
+    ]
+    assert seen[-1] > 300
 
 
 @contextmanager

@@ -193,7 +193,7 @@ def weights(kind: str, device: str) -> Any:
     policy, other = Net(categorical), Net(categorical)
     with torch.no_grad():
         other.body[2].bias += 3
-    options = {"policy_device": device, "frames_per_batch": 30, "backend": "dummy"}
+    options = {"policy_device": device, "frames_per_batch": 12, "backend": "dummy"}
     with KINDS[kind](cartpoles(3), policy, **options) as collector:
         collector.set_seed(0)
         batches = [collector.rollout()]
@@ -208,7 +208,7 @@ def weights(kind: str, device: str) -> Any:
         batches.append(collector.rollout())
         collector.load_state_dict({**collector.state_dict(), "policy_state_dict": state})
         batches.append(collector.rollout())
-        stats = collector.evaluate(3, seed=1, keep=True)
+        stats = collector.evaluate(2, seed=1, keep=True)
         return *map(columns, batches), columns(stats.batch), host(state)
 
 
@@ -344,7 +344,7 @@ def test_the_data_of_an_accelerator_is_that_of_a_policy_on_arrays(kind: Any) -> 
     """What the policy has seen is what is stored, also if the device reads memory that workers overwrite."""
     found = []
     for policy, options in ((lean, {}), (Seeing(), {}), (Seeing(), {"storing_device": ACCELERATOR})):
-        options |= {"frames_per_batch": 60} | ({} if policy is lean else {"policy_device": ACCELERATOR})
+        options |= {"frames_per_batch": 30} | ({} if policy is lean else {"policy_device": ACCELERATOR})
         batches, _ = course(kind(in_workers(), policy, **options))
         found.append([batch.flatten() for batch in batches])
     for plain, batch, stored in zip(*found, strict=True):

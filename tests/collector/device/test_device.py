@@ -228,7 +228,7 @@ def test_a_faster_policy_gives_the_same_data(device: str, faster: dict[str, Any]
 # CUDA graphs, of which a machine without CUDA can only show the calls.
 
 
-@pytest.mark.parametrize("form", ["distribution", "state", "tensordict"])
+@pytest.mark.parametrize("form", ["distribution", "tensordict"])
 def test_graphs_are_those_of_tensordict_in_rounds_of_all_rows(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each exploration type has a graph, which returns only tensors. Rounds with fewer rows use no graph."""
     made: list[Any] = []
@@ -248,21 +248,19 @@ def test_graphs_are_those_of_tensordict_in_rounds_of_all_rows(form: str, monkeyp
     monkeypatch.setattr(nn, "CudaGraphModule", Graph)
     policies: dict[str, Any] = {
         "distribution": lambda obs: torch.distributions.Categorical(logits=torch.stack([obs[:, 2], -obs[:, 2]], 1)),
-        "state": lambda obs, state: ((obs[:, 2] < 0).long(), torch.zeros(len(obs)) if state is None else state),
         "tensordict": nn.TensorDictModule(lambda x: (x[:, 2] < 0).long(), ["observation"], ["action"]),
     }
-    signature = signature_of(policies[form], spaces.Box(-9, 9, (4,)))
-    call = PolicyCall(policies[form], signature, 4, ExplorationType.MODE, cudagraph={"warmup": 1})
+    policy = policies[form]
+    signature = signature_of(policy, spaces.Box(-9, 9, (4,)))
+    call = PolicyCall(policy, signature, 4, ExplorationType.MODE, cudagraph={"warmup": 1})
     obs = torch.randn(4, 4)
     for k, wanted in ((4, "mode"), (3, "mode"), (4, "mode"), (4, "random"), (4, "mode")):
         call.exploration = ExplorationType(wanted)
-        ids = call.rows_of(np.arange(k))
-        inputs = (obs[:k], tuple(map(torch.from_numpy, ids)), {}) if call.wants_rows else obs[:k]
-        action = call(inputs)["action"]
+        action = call(obs[:k])["action"]
         assert action.shape == (k,)
         assert wanted == "random" or torch.equal(action, (obs[:k, 2] < 0).long())
     assert [graph.sizes for graph in made] == [[4, 4, 4], [4]]
     assert [graph.options for graph in made] == [{"warmup": 1}] * 2
     monkeypatch.setitem(sys.modules, "tensordict.nn", None)
     with pytest.raises(ImportError, match="cudagraph_policy needs tensordict: pip install"):
-        PolicyCall(policies[form], signature, 4, ExplorationType.MODE, cudagraph={})
+        PolicyCall(policy, signature, 4, ExplorationType.MODE, cudagraph={})

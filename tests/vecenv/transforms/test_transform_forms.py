@@ -48,6 +48,10 @@ def test_actions_of_another_shape_are_refused_before_a_transform_sees_them(form:
         info = venv.step({"a": np.ones((2, 3)), "b": np.array([1, 2])})[-1]
         assert [row["action"]["b"] for row in info] == [1, 2]
         assert info[0]["action"]["a"].dtype == np.float32
+    with form([partial(Seen, action_space=spaces.Tuple(parts.spaces.values()))] * 2, cast) as venv:
+        venv.reset(seed=0)
+        info = venv.step((np.ones((2, 3)), np.array([1, 2])))[-1]
+        assert [row["action"][1] for row in info] == [1, 2]
 
 
 def test_actions_outside_of_the_bounds_stay_outside() -> None:
