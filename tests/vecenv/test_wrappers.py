@@ -32,6 +32,7 @@ class TestVectorEnvWrapper:
             for name in names:
                 if not callable(getattr(venv, name)):
                     assert getattr(wrapper, name) == getattr(venv, name), name
+            assert repr(wrapper) == f"VectorEnvWrapper({venv!r})"
             with pytest.raises(AttributeError, match="nope"):
                 wrapper.nope  # noqa: B018
         assert venv.is_closed

@@ -32,7 +32,7 @@ from collector import (
 )
 from collector.device.tensors import has_float64
 from collector.jobs.replay import replay_episodes
-from tests.support.backends import FULL
+from tests.support.backends import FULL, one_of
 from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, kinds, lean
 from tests.support.countdown import BreaksOnce, Countdown, DictObs, Drives
 from tests.support.devices import ACCELERATOR, SIM, needs_accelerator, needs_sim
@@ -270,23 +270,27 @@ CASES: dict[str, Callable[[str], Any]] = {
     "stored, random frames": partial(
         collected, in_workers, partial(Net, categorical), stored=True, return_same_td=True, init_random_frames=60
     ),
-    "stored, async": partial(
-        collected, with_dicts, partial(Net, categorical, 4, 3), kind="async", stored=True, init_random_frames=30
-    ),
     "forms": forms,
-    "failures": with_failures,
     "recurrent": partial(collected, lambda: DummyVectorEnv(countdowns(2, 3, 7)), Remembers),
     "trees": partial(collected, lambda: DummyVectorEnv([Drives] * 3), partial(Net, moves, 3, 3)),
     "infos": partial(collected, with_vectors, CountsInfos, info_keys=["t"]),
     "keyed": keyed,
-    **{f"weights, {kind}": partial(weights, kind) for kind in KINDS},
-    **{f"vector env, {chain}": partial(vector_env, chain) for chain in CHAINS},
-    "rollout": rolled_out,
+    "weights": partial(weights, "sync"),
+    "vector env": partial(vector_env, "statistics"),
     "simulator": partial(simulator, "masked", init_random_frames=60, return_same_td=True),
+    "simulator, lost": partial(simulator, "lost"),
+}
+MORE: dict[str, Callable[[str], Any]] = {
+    "stored, async": partial(
+        collected, with_dicts, partial(Net, categorical, 4, 3), kind="async", stored=True, init_random_frames=30
+    ),
+    "failures": with_failures,
+    "weights, async": partial(weights, "async"),
+    "vector env, sums": partial(vector_env, "sums"),
+    "rollout": rolled_out,
     "simulator, transforms": lambda device: simulator(
         "old", device, transforms=[CatFrames(2, -1), VecNorm()], split_trajs=True
     ),
-    "simulator, lost": partial(simulator, "lost"),
     "simulator, async": partial(simulator, "next", kind="async", init_random_frames=60),
 }
 
@@ -296,12 +300,12 @@ def on_both(case: str) -> tuple[Any, Any]:
     found = []
     for device in ("sim", "cpu"):
         torch.manual_seed(0)
-        found.append(CASES[case](device))
+        found.append({**CASES, **MORE}[case](device))
     return found[0], found[1]
 
 
 @needs_sim
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=FULL) for case in MORE)])
 def test_the_data_is_that_of_the_cpu(case: str) -> None:
     assert_same(*on_both(case))
 
@@ -319,7 +323,7 @@ def no_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @needs_sim
 @pytest.mark.usefixtures("no_float64")
-@pytest.mark.parametrize("case", ["forms", "keyed", "simulator", "vector env, sums"])
+@pytest.mark.parametrize("case", ["keyed", pytest.param("forms", marks=FULL), "simulator", "vector env, sums"])
 def test_without_float64_the_device_computes_in_float32(case: str) -> None:
     narrow, wide = on_both(case)
     assert_same(narrow, wide, tolerance=1e-5)
@@ -338,7 +342,7 @@ class Seeing(torch.nn.Module):
         return {"action": action, "seen": obs, "steps": state[:, 0], "id": env_id, "state": state + 1}
 
 
-@kinds
+@pytest.mark.parametrize("kind", one_of([SyncDataCollector, AsyncDataCollector]))
 @needs_accelerator
 def test_the_data_of_an_accelerator_is_that_of_a_policy_on_arrays(kind: Any) -> None:
     """What the policy has seen is what is stored, also if the device reads memory that workers overwrite."""

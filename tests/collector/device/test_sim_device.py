@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, EpisodeSeeds, SyncDataCollector, TorchVectorEnv
+from tests.support.backends import FULL
 from tests.support.devices import SIM, needs_sim
 from tests.support.simulators import Simulator
 from tests.support.transform_envs import Samples
@@ -114,9 +115,9 @@ def hooked(collector: Any) -> Any:
     ("kind", "collect", "options"),
     [
         (SyncDataCollector, SyncDataCollector.rollout, {}),
-        (AsyncDataCollector, hooked, {}),
-        (SyncDataCollector, SyncDataCollector.rollout, {"episode_seeds": EpisodeSeeds(0)}),
-        (SyncDataCollector, SyncDataCollector.rollout, {"transforms": CatFrames(2, -1)}),
+        pytest.param(AsyncDataCollector, hooked, {}, marks=FULL),
+        pytest.param(SyncDataCollector, SyncDataCollector.rollout, {"episode_seeds": EpisodeSeeds(0)}, marks=FULL),
+        pytest.param(SyncDataCollector, SyncDataCollector.rollout, {"transforms": CatFrames(2, -1)}, marks=FULL),
     ],
     ids=["sync", "async, a hook", "episode seeds", "a transform"],
 )

@@ -16,7 +16,7 @@ from tests.fuzz import transforms as programs
 from tests.fuzz.driver import run as run_programs
 from tests.support.cases import counting
 from tests.support.transform_envs import IMAGE, MIXED, VECTOR, Samples, plain
-from vecenv import DummyVectorEnv, GymnasiumVectorEnv
+from vecenv import DummyVectorEnv, GymnasiumVectorEnv, nest
 from vecenv import transforms as tf
 
 
@@ -123,12 +123,14 @@ def test_the_action_space_of_a_transform_is_seeded():
 
 
 def test_parts_have_one_order_in_workers_in_the_parent_and_in_the_space():
-    for make in (tf.RewardSum, lambda: tf.CatTensors(["x", "v"], "all")):
+    for make in (tf.RewardSum, lambda: tf.CatTensors(["x", "v"], "all"), lambda: tf.Flatten(in_keys=["pixels"])):
         with (
             tf.TransformedVectorEnv(DummyVectorEnv([plain(MIXED, 3)]), make()) as parent,
             DummyVectorEnv([lambda make=make: tf.TransformedEnv(Samples(MIXED), make())]) as workers,
         ):
-            orders = [list(venv.reset(seed=0)[0]) for venv in (parent, workers)]
+            rows = [nest.take(venv.reset(seed=0)[0], 0) for venv in (parent, workers)]
+            assert all(space.contains(row) for space in parent.observation_space for row in rows)
+            orders = [list(row) for row in rows]
             orders += [list(venv.observation_space[0]) for venv in (parent, workers)]
             assert orders == orders[:1] * 4
 

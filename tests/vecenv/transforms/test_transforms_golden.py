@@ -15,6 +15,7 @@ from gymnasium.wrappers import (
     GrayscaleObservation,
     RescaleAction,
     ResizeObservation,
+    TransformObservation,
 )
 
 from tests.support.transform_envs import IMAGE, VECTOR, Samples
@@ -103,10 +104,11 @@ def test_vec_norm_is_that_of_torchrl():
             [tf.UnsqueezeTransform(0), tf.CatFrames(3, 0, padding="constant")],
         ),
         (FLAT, FlattenObservation, tf.Flatten()),
+        (VECTOR, lambda env: TransformObservation(env, np.abs, spaces.Box(0, 3, (5,))), np.abs),
         (IMAGE, GrayscaleObservation, tf.GrayScale("709", keep_dim=False)),
         (VECTOR, lambda env: RescaleAction(env, np.float32(-1), np.float32(1)), tf.ActionScaling()),
     ],
-    ids=["frames", "frames of zeros", "flat", "gray", "actions"],
+    ids=["frames", "frames of zeros", "flat", "a function", "gray", "actions"],
 )
 def test_a_transform_does_what_the_wrapper_of_gymnasium_does(space, wrapper, transforms):
     box = spaces.Box(np.array([-2, 0], np.float32), np.array([6, 1], np.float32))
