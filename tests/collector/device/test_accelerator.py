@@ -128,7 +128,7 @@ def collected(
     envs: Callable[[], Any], policy: Callable[[], Any], device: str, kind: str = "sync", stored: bool = False, **kw: Any
 ) -> Any:
     kw |= {"storing_device": device} if stored else {}
-    batches, episodes = course(KINDS[kind](envs(), policy(), policy_device=device, frames_per_batch=24, **kw))
+    batches, episodes = course(KINDS[kind](envs(), policy(), policy_device=device, frames_per_batch=12, **kw))
     return *map(columns, batches), tuple(host((each.obs, each.action, each.reward)) for each in episodes)
 
 
@@ -268,7 +268,7 @@ def simulator(final: str, device: str, kind: str = "sync", **options: Any) -> An
 CASES: dict[str, Callable[[str], Any]] = {
     "async": partial(collected, in_workers, partial(Net, categorical), kind="async"),
     "stored, random frames": partial(
-        collected, in_workers, partial(Net, categorical), stored=True, return_same_td=True, init_random_frames=60
+        collected, in_workers, partial(Net, categorical), stored=True, return_same_td=True, init_random_frames=20
     ),
     "forms": forms,
     "recurrent": partial(collected, lambda: DummyVectorEnv(countdowns(2, 3, 7)), Remembers),
@@ -282,7 +282,7 @@ CASES: dict[str, Callable[[str], Any]] = {
 }
 MORE: dict[str, Callable[[str], Any]] = {
     "stored, async": partial(
-        collected, with_dicts, partial(Net, categorical, 4, 3), kind="async", stored=True, init_random_frames=30
+        collected, with_dicts, partial(Net, categorical, 4, 3), kind="async", stored=True, init_random_frames=20
     ),
     "failures": with_failures,
     "weights, async": partial(weights, "async"),
@@ -295,6 +295,10 @@ MORE: dict[str, Callable[[str], Any]] = {
 }
 
 
+def in_full(*cases: str) -> list[Any]:
+    return [pytest.param(case, marks=FULL) for case in cases]
+
+
 def on_both(case: str) -> tuple[Any, Any]:
     """Return the data of a case on `sim` and on the CPU."""
     found = []
@@ -305,7 +309,7 @@ def on_both(case: str) -> tuple[Any, Any]:
 
 
 @needs_sim
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=FULL) for case in MORE)])
+@pytest.mark.parametrize("case", [*CASES, *in_full(*MORE)])
 def test_the_data_is_that_of_the_cpu(case: str) -> None:
     assert_same(*on_both(case))
 
@@ -323,7 +327,7 @@ def no_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @needs_sim
 @pytest.mark.usefixtures("no_float64")
-@pytest.mark.parametrize("case", ["keyed", pytest.param("forms", marks=FULL), "simulator", "vector env, sums"])
+@pytest.mark.parametrize("case", ["keyed", "vector env, sums", *in_full("forms", "simulator")])
 def test_without_float64_the_device_computes_in_float32(case: str) -> None:
     narrow, wide = on_both(case)
     assert_same(narrow, wide, tolerance=1e-5)

@@ -24,7 +24,7 @@ from vecenv import transforms as tf
 @pytest.mark.parametrize("first", programs.CHAINS)
 def test_forms_of_a_transform_return_the_same(first: str) -> None:
     """In a worker, around a vector env, on tensors and on a device. Each observation is in its space."""
-    fuzz = type("Fuzz", (programs.Fuzz,), {"only": DummyVectorEnv, "first": first, "steps": 15})
+    fuzz = type("Fuzz", (programs.Fuzz,), {"only": DummyVectorEnv, "first": first, "steps": 8})
     run_programs(fuzz, [0], count=2)
 
 
