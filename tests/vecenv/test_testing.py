@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.backends import FULL, RAY
-from tests.support.cases import WITH_TWO_WORKERS, custom, near, sharing
+from tests.support.cases import NEAR_ON_RAY, WITH_TWO_WORKERS, custom, near, sharing
 from tests.support.commands import CommandVectorEnv
 from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.local_ray import FAR
@@ -34,11 +34,11 @@ def wrapped(env_fns, **options):
 
 MAKERS = [
     *(DummyVectorEnv, fake, custom, wrapped, *WITH_TWO_WORKERS, CoroutineVectorEnv),
-    *(pytest.param(make, marks=FULL) for make in (sharing(ShmemVectorEnv, 5), sharing(CommandVectorEnv, 2))),
+    pytest.param(sharing(ShmemVectorEnv, 5), marks=FULL),
     *(pytest.param(make, marks=RAY) for make in (near, sharing(RayVectorEnv, 2, **FAR))),
 ]
 CARRIED = ("mixed_rounds", "env_errors", "close")
-"""Checks that depend on actors and that test_spaces.py does not make."""
+"""Checks that depend on how a worker is reached, and that test_spaces.py does not make."""
 
 
 @pytest.mark.guarantee("G2.4", "G2.7", "G2.8", "G3.3", "G3.8", "G4.1", "G6.3", "G8.1", "G8.3", "G8.8", "G9.1", "G9.15")
@@ -48,10 +48,10 @@ def test_our_backends_keep_the_contract(make, check):
     check_vector_env(make, [check])
 
 
-@pytest.mark.local_ray
 @pytest.mark.parametrize("check", CARRIED)
-def test_actors_keep_the_contract(check):
-    check_vector_env(near, [check])
+@pytest.mark.parametrize("make", [NEAR_ON_RAY, pytest.param(sharing(CommandVectorEnv, 2), marks=FULL)])
+def test_actors_and_commands_keep_the_contract(make, check):
+    check_vector_env(make, [check])
 
 
 class LosesAnAnswer(DummyBackend):
