@@ -101,14 +101,9 @@ ROWS = [
         # Large functions go another way to the worker.
         (each((0, b"a" * (2 << 20)), sent), TypeError, "env_fns[1] cannot be sent to", "lock", 'context="fork"'),
         (shared_worker, ValueError, "env 0 is a coroutine env, and shares a worker with env 1", "or pass 6"),
-        (
-            each((DummyVectorEnv, ShmemVectorEnv), lambda kind: kind(GATED)),
-            TypeError,
-            "use ThreadVectorEnv, or backend='th",
-        ),
+        (each((DummyVectorEnv, ShmemVectorEnv), lambda kind: kind(GATED)), TypeError, "use ThreadVectorEnv, or"),
         (each((TIME_LIMIT, TRANSFORMED), wrapped), TypeError, "does not await the reset and step of a coroutine env"),
         (each((-1e-3, 60, "1"), paused), ValueError, "pause must be a number of seconds, at least 0 and below 60, got"),
-        (lambda: tune([]), ValueError, "env_fns is empty"),
         (lambda: tune([CountingEnv], seconds=None), ValueError, "seconds must be a positive number", "got None"),
         (threads, ValueError, "backend must be one of ", "'auto'", ", or None for ", "; got 'threads'"),
     ),

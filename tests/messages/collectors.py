@@ -11,9 +11,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import pytest
 
-from collector import AsyncDataCollector, EpisodeSeeds, MultiStep, SyncDataCollector, rollout
+from collector import AsyncDataCollector, EpisodeSeeds, MultiStep, SyncDataCollector, TorchVectorEnv, rollout
 from collector.policy.policy_call import set_exploration_type
 from tests.messages.rows import NOTHING, Subject, each, rows_for
 from tests.support.collector_envs import batch_of, countdowns, zeros
@@ -26,6 +25,7 @@ from vecenv import (
     VectorEnvNormObs,
     VectorEnvWrapper,
 )
+from vecenv.sb3 import SB3VecEnv
 from vecenv.transforms import CatFrames, Resize, TransformedVectorEnv, VecNorm
 
 FNS = [partial(gymnasium.make, "CartPole-v1")] * 2
@@ -76,15 +76,11 @@ ENVS = Subject(_envs, _usable)
 
 
 def _with_sb3(use: Callable[[Any], Any]) -> None:
-    pytest.importorskip("stable_baselines3")
-    from vecenv.facades.to_sb3 import SB3VecEnv
-
     with DummyVectorEnv(FNS) as venv:
         use(SB3VecEnv(venv))
 
 
 def _with_agents(kind: Any) -> None:
-    pytest.importorskip("pettingzoo")
     with kind(["classic/rps-v2"] * 2, backend="dummy") as envs:
         sync(envs)
 
@@ -105,15 +101,7 @@ def _seeded_ten_times(venv: Any) -> object:
     return sync(TenTimes(venv), episode_seeds=EpisodeSeeds(0))
 
 
-def _on_tensors(venv: Any) -> None:
-    pytest.importorskip("torch")
-    from collector import TorchVectorEnv
-
-    sync(TorchVectorEnv(venv, "cpu"))
-
-
 def _on_device(name: str) -> None:
-    pytest.importorskip("torch")
     sync(**{name: "cuda:99"}, policy=None if name == "device" else zeros)
 
 
@@ -125,7 +113,6 @@ CONSTRUCTORS = [
         (lambda: sync(total_frames=0), ValueError, "total_frames", "at least 1"),
         (lambda: sync(env_device="cuda"), ValueError, "env_device must be None or 'cpu', got 'cuda'"),
         (lambda: sync(reset_when_done=False), ValueError, "reset_when_done=False is not supported"),
-        (lambda: sync(exploration_type="best"), ValueError, "one of random, mode, mean; got 'best'"),
         (lambda: sync(backend="dummy", step_timeout=3), TypeError, f"{UNKNOWN}'step_timeout'; it needs workers"),
         (lambda: sync(num_worker=3), TypeError, f"{UNKNOWN}'num_worker'; did you mean 'num_workers'"),
         (lambda: asynchronous(group=3), TypeError, "has no argument 'group'; did you mean 'groups'"),
@@ -148,18 +135,15 @@ CONSTRUCTORS = [
         ENVS,
         (lambda venv: sync(venv, num_workers=1), ValueError, "num_workers cannot be used with a vector env that is"),
         (lambda venv: sync(zeros, venv), TypeError, "DummyVectorEnv(3 envs", "comes first, then the policy"),
-        (lambda venv: sync(venv, 3), TypeError, "a policy is a function"),
         (lambda venv: sync(venv, lambda a, b: a), TypeError, "are incompatible", "needs ['a', 'b']"),
-        (_on_tensors, TypeError, "without TorchVectorEnv"),
+        (lambda venv: sync(TorchVectorEnv(venv, "cpu")), TypeError, "without TorchVectorEnv"),
         (
             each((TenTimes, Named, _under_norm), _collects_with),
             TypeError,
-            "TenTimes defines step, but",
-            "by send and recv: define these in TenTimes",
+            "TenTimes defines step",
+            "define these in TenT",
         ),
         ([lambda v: GymnasiumVectorEnv(TenTimes(v)), _seeded_ten_times], TypeError, "TenTimes defines step, but"),
-        (lambda venv: sync(venv, transforms=Resize(4, in_keys=["pixels"])), ValueError, "finds no ('pixels',) in"),
-        (lambda venv: sync(venv, transforms=3), TypeError, "a transform must be a Transform or a function"),
         (lambda venv: rollout(venv, 2, auto_reset=False), RuntimeError, "needs the observations"),
         (lambda venv: rollout(venv, 2, obs=np.zeros((3, 2))), ValueError, "obs, which needs auto_reset=False"),
         (lambda v: rollout(v, 2, auto_reset=False, obs=[0, 0]), ValueError, "rows, expected one for each of 3 envs"),
@@ -265,29 +249,23 @@ CALLS = [
     *rows_for(
         SYNC,
         (call("collect"), ValueError, "exactly one of n_step and n_episode; got n_step=None, n_episode=None"),
-        (call("collect", n_step=1, n_episode=1), ValueError, "exactly one of", "got n_step=1, n_episode=1"),
         ([call("collect", n_episode=0), call("evaluate", 0)], ValueError, AN_INTEGER),
         (call("collect", n_step=2.5), TypeError, "n_step must be a whole number, got 2.5"),
         (call("collect", n_step=3, on_episode=print), ValueError, "on_episode needs n_episode"),
         (call("collect", n_step=3, gym_reset_kwargs={"seed": 1}), ValueError, "reset_before_collect=True"),
-        (each((-1, float("nan"), True, "human"), _rendered), ValueError, "render is the pause after each frame in sec"),
+        (each((-1, float("nan"), True, "human"), _rendered), ValueError, "render is the pause after each frame"),
         (call("reset", [3]), IndexError, "env id 3 is out of range for 3 envs"),
         (each(("env_state_dict", "frames", "iter"), _loaded_without), ValueError, "the state lacks ['VALUE']; pass"),
         (lambda c: c.update_policy_weights_(), RuntimeError, "no weights to update"),
         (_with_weights, RuntimeError, "the state has weights of a policy, but this collector's policy takes none"),
         (len, TypeError, "without total_frames has no length"),
-        ([call("evaluate", 1, "best"), _mode], ValueError, "an exploration type is one of random, mode, mean; got 'be"),
-        (
-            each((FNS, Countdown(3), gymnasium.vector.SyncVectorEnv(FNS)), _evaluates_in),
-            TypeError,
-            "eval_env must be a vector env of vecenv, got",
-        ),
+        ([call("evaluate", 1, "best"), _mode], ValueError, "one of random, mode, mean; got 'best'"),
+        (each((FNS, Countdown(3)), _evaluates_in), TypeError, "eval_env must be a vector env of vecenv, got"),
     ),
     *rows_for(ASYNC, (call("collect", n_step=6, render=0.1), ValueError, "needs a synchronous collector")),
     *rows_for(
         Subject(SYNC.make),
         (_hook(lambda step: {"x": np.zeros(7)}), ValueError, "on_step returned 'x' of shape (7,) for the 3", ", ...)"),
-        (_hook(lambda step: {"x": 0.0}), ValueError, "on_step returned 'x' of shape () for the 3 envs"),
         (_hook(lambda step: [0]), TypeError, "on_step must return a dict of arrays or None; it returned list"),
         (_hook(_changes_dtype), TypeError, "on_step returned 'x' as", "int64", "float64"),
         (each(NAMES, _named), ValueError, "on_step returned 'VALUE', which a batch has already"),
@@ -298,8 +276,6 @@ CALLS = [
         NOTHING,
         (each(NAMES, _returned), ValueError, "the policy returned 'VALUE', which a batch has already"),
         (each((3, (0, 1, 2)), _seeds), TypeError, "must give pairs (number, seed), got VALUE"),
-        (partial(_seeds, (-1, 0)), ValueError, "numbered from 0 to 2**63 - 1, got -1"),
-        (partial(_seeds, (0, -1)), ValueError, "a seed must be at least 0"),
         (partial(_seeds, (0.5, 0)), TypeError, "the number of an episode must be a whole number, got 0.5"),
         (partial(_seeds, (0, 0), (0, 1)), ValueError, "gave episode 0 to env 1"),
         (_seeds, RuntimeError, "all of episode_seeds have been played"),

@@ -40,7 +40,7 @@ from vecenv import (
     VectorEnvWrapper,
     step_mdp,
 )
-from vecenv.sb3 import DummyVecEnv, SubprocVecEnv
+from vecenv.sb3 import DummyVecEnv
 from vecenv.spaces import is_in, project, rand
 from vecenv.testing import CountingEnv, FakeBackend, check_env
 from vecenv.transforms import CatFrames, NormalizeReward, Rows
@@ -113,7 +113,6 @@ CONSTRUCTORS = [
         DummyVectorEnv,
         ([[]], ValueError, "env_fns is empty; pass at least one callable"),
         ([[CountingEnv()]], TypeError, "env_fns[0] is an Env instance, not a function that makes an env; use"),
-        ([[CountingEnv, 5]], TypeError, "env_fns[1] is of type int, not a function that makes an env"),
         (["CartPole-v1"], TypeError, "must be a sequence of callables, one per env", "pass ['CartPole-v1'] * n"),
         ([[CountingEnv, lambda: None]], TypeError, "env_fns[1]() returned None, expected an env"),
         ([[NATIVE]], TypeError, "env_fns[0]() returned the vector env SyncVectorEnv", "expected one env; use lambda:"),
@@ -127,14 +126,11 @@ CONSTRUCTORS = [
     *arguments_of(
         partial(with_option, DummyVectorEnv),
         ({"num_workers": 9}, ValueError, "num_workers must be an integer in [1, 3], got 9"),
-        ({"num_workers": True}, TypeError, "num_workers must be an integer in [1, 3], got True"),
-        ({"wait_num": 4, "lazy": True}, ValueError, "wait_num must be an integer in [1, 3], got 4"),
         ({"timeout": True}, ValueError, "timeout must be a positive number of seconds or None, got True"),
         ({"on_error": "ignore"}, ValueError, 'on_error must be "raise" or "restart", got \'ignore\''),
     ),
     *arguments_of(
         partial(with_option, ShmemVectorEnv),
-        ({"spare_envs": None}, TypeError, "spare_envs must be an integer of at least 0, got None"),
         ({"context": "thread"}, ValueError, "one of ('fork', 'forkserver', 'spawn') or None, got 'thread'"),
         ({"max_restarts": 0}, ValueError, "max_restarts must be a positive integer, got 0"),
         *(
@@ -152,22 +148,20 @@ CONSTRUCTORS = [
     ),
     *arguments_of(
         with_typo,
-        ([ShmemVectorEnv, "num_worker"], TypeError, "ShmemVectorEnv has no argument 'num_worker'; did you mean 'num_w"),
-        ([SubprocVectorEnv, "start_method"], TypeError, "SubprocVectorEnv has", "it has affinity, check_actions, ch"),
+        ([ShmemVectorEnv, "num_worker"], TypeError, "ShmemVectorEnv has no", "did you mean 'num_workers'?"),
+        ([SubprocVectorEnv, "start_method"], TypeError, "SubprocVectorEnv has", "it has affinity, check_actions,"),
         ([DummyVectorEnv, "backend"], TypeError, "DummyVectorEnv has no", "it has check_actions, check_spaces, copy"),
         ([DummyVectorEnv, "step_timeout"], TypeError, "no argument 'step_timeout'; it needs workers: use ShmemVector"),
         ([ThreadVectorEnv, "recycle_after"], TypeError, "that an env leaks is only free after the end of its process"),
         ([ThreadVectorEnv, "spare_envs"], TypeError, "it needs worker processes: use ShmemVectorEnv"),
         ([AsyncVectorEnv, "seed_episode"], TypeError, "AsyncVectorEnv has no", "did you mean 'seed_episodes'?"),
-        ([SubprocVecEnv, "num_worker"], TypeError, "SubprocVecEnv has no", "did you mean 'num_workers'?"),
         ([ParallelVectorEnv, "num_worker"], TypeError, "ParallelVectorEnv has no", "did you mean 'num_workers'?"),
         ([AECVectorEnv, "auto_reset"], TypeError, "AECVectorEnv has no", "did you mean 'autoreset_mode'?"),
     ),
     *rows_for(
         NOTHING,
-        (partial(ParallelEnv, 2, CountingEnv, create_env_kwarg={}), TypeError, "ParallelEnv has no argument 'create_e"),
+        (partial(ParallelEnv, 2, CountingEnv, create_env_kwarg={}), TypeError, "ParallelEnv has no argument"),
         (each((AsyncVectorEnv, DummyVecEnv), lambda kind: kind([Parallel] * 2)), TypeError, "use ParallelVectorEnv"),
-        (partial(with_option, AsyncVectorEnv, autoreset_mode="never"), ValueError, f"{MODES} 'never'"),
         (lambda: ParallelVectorEnv([Herd], "dummy", autoreset_mode="never"), ValueError, f"{MODES} 'never'"),
         (lambda: GymnasiumVectorEnv(ready(), autoreset_mode=1), ValueError, f"{MODES} 1"),
         (two_classes, TypeError, "workers of several classes, ['LocalWorker', 'OtherWorker']"),
@@ -215,13 +209,10 @@ PARTIAL = Partial(np.zeros(0), {}, {}, {}, {}, {})
 PARTS = rows_for(
     NOTHING,
     (lambda: EnvCreator(CountingEnv()), TypeError, "create_env_fn must be a callable"),
-    (lambda: EnvCreator(lambda: None), TypeError, "None, expected an env"),
-    (lambda: EnvCreator(counted, 3), TypeError, "create_env_kwargs must be a dict of arguments, or a list of dicts"),
     (lambda: EnvCreator(partial(counted, size=1)), TypeError, "unexpected keyword argument 'size'"),
     (lambda: SharedState({"a": np.array([True])}), TypeError, "'a' has the dtype bool, but"),
     (lambda: EnvCreator(partial(counted, first=-np.inf)), ValueError, "arrays of Counted must begin with finite"),
     (many_creators, ValueError, "201 EnvCreators with a state each, at most 200"),
-    (lambda: EnvCreator(counted, [{}, {}]).update_kwargs([{}] * 3), ValueError, "3 entries, expected one"),
     (lambda: EnvCreator(counted, [{}, {}])(), RuntimeError, "arguments for 2 envs"),
     (lambda: step_mdp({"obs": 1}), KeyError, "the batch has no entry 'next'"),
     (lambda: project(BOX, [1.0]), ValueError, "the value has the shape (1,), expected (2,)"),
@@ -232,7 +223,6 @@ PARTS = rows_for(
     (two_rewards, ValueError, "NormalizeReward() needs rewards that are numbers, got the shape (2,)"),
     (each((RunningMeanStd, NormalizeReward), loaded), ValueError, "expected ['count', 'mean', 'skipped', 'var'], got"),
     (lambda: NormalizeReward().load_state_dict(TWO_COLUMNS), ValueError, "its rows have the shapes (2,) and (2,)"),
-    (lambda: RunningMeanStd().load_state_dict({**TWO_COLUMNS, "mean": 1.0}), ValueError, "the shapes () and (2,)"),
     (lambda: padded("0"), ValueError, "padding_value must be a number"),
     ([single_env, whole_batch], ValueError, "CatFrames", "which uint8 cannot hold"),
     (lambda: check_env(CountingEnv, timeout=None), ValueError, "timeout must be a positive number"),
@@ -246,11 +236,7 @@ PARTS = rows_for(
 # Ids, actions, seeds and options.
 
 
-def autoreset(value: Any) -> Any:
-    return call("step", [0] * 3, autoreset=value)
-
-
-def autoreset_of(venv: Any, value: Any) -> object:
+def autoreset(venv: Any, value: Any) -> object:
     return venv.step([0] * 3, autoreset=value)
 
 
@@ -259,6 +245,7 @@ SEEDS = [
     (-1, call("seed", -1)),
     (-1, call("send", [0] * 3, reset=[1], seed=-1)),
     (-3, call("set_seed", -3)),
+    (-2, call("step", [0] * 3, autoreset=np.array([1, -2, 3]))),
     (2**63, call("seed", 2**63 - 2)),
 ]
 CALLS = rows_for(
@@ -270,7 +257,6 @@ CALLS = rows_for(
     (call("send", None), ValueError, "one action for each env, or ids to reset"),
     (each(NOT_WHOLE, lambda v, x: v.step(x)), TypeError, "envs [0, 1, 2] must be whole numbers that fit the int64"),
     (call("step", "abc"), TypeError, "got the str 'abc' for envs [0, 1, 2]"),
-    (call("step", {0, 1, 2}), TypeError, "got the set {0, 1, 2} for envs [0, 1, 2]"),
     (call("step", [0, 0], [0, 9]), IndexError, "env id 9 is out of range for 3 envs"),
     (each((-1, np.uint64(2**63)), lambda v, i: v.reset(i)), IndexError, "env id VALUE is out of range for 3 envs"),
     (call("step", [0, 0, 0], [0, 2, 0]), ValueError, "env id 0 is given twice"),
@@ -281,14 +267,10 @@ CALLS = rows_for(
     (call("step", [0, 0], [0, 1], reset=[2]), ValueError, "must be among the envs"),
     (call("step", [0] * 3, reset=[0, [1]]), TypeError, "reset= must be ids or a mask"),
     (call("send", [0] * 3, seed=1), TypeError, "only resets use, but no ids to reset"),
-    (call("step", None, options={}), ValueError, "send() needs one action for each env"),
     (call("step", [0] * 3, reset=[0, 1], options=[{}]), ValueError, "got 1 options for 2 envs [0, 1]; pass one dict"),
-    (each((0, "yes", np.array(1)), autoreset_of), TypeError, "autoreset must be True, False, or one seed per env that"),
-    (autoreset(np.ones(3, bool)), ValueError, "a seed must be a non-negative integer, got True"),
-    (autoreset([7.9, 1, 2]), ValueError, "a seed must be a non-negative integer, got 7.9"),
-    (autoreset(np.zeros((3, 1), int)), ValueError, "a seed must be a non-negative integer, got [0]"),
-    (autoreset(np.array([1, -2, 3])), ValueError, "a seed must be at least 0 and below 2**63, got -2"),
-    (autoreset([1, 2]), ValueError, "2 seeds in autoreset for 3"),
+    (each((0, "yes", np.array(1)), autoreset), TypeError, "autoreset must be True, False, or one seed per env that"),
+    (call("step", [0] * 3, autoreset=np.ones(3, bool)), ValueError, "a seed must be a non-negative integer, got True"),
+    (call("step", [0] * 3, autoreset=[1, 2]), ValueError, "2 seeds in autoreset for 3"),
     (call("seed", [1, 2]), ValueError, "got 2 seeds for 3 envs [0, 1, 2]"),
     (each((b"abc", True, 1.0), lambda v, s: v.reset(seed=s)), ValueError, "a seed must be a non-negative", "got VALUE"),
     (SEEDS, ValueError, "a seed must be at least 0 and below 2**63, got VALUE"),
@@ -326,29 +308,25 @@ def observes(space: Any, wrong: Any, *says: str) -> list[Row]:
 
 AB = spaces.Dict({"a": DISCRETE, "b": BOX})
 TWO_NUMBERS = spaces.Dict({"a": DISCRETE, "b": DISCRETE})
-WITH_TEXT = spaces.Dict({"x": BOX, "say": TEXT})
 GO_AND_SAY = spaces.Dict({"go": DISCRETE, "say": TEXT})
 ARRAYS = [
     *with_actions(BOX, np.zeros((3, 2, 1)), ValueError, "envs [0, 1, 2] has the shape (3, 2, 1), expected (3, 2)"),
     *with_actions(BOX, [[1, 1], [1], [1, 1]], ValueError, "for env 1 has the shape (1,), expected (2,)"),
-    *with_actions(AB, {"a": [0] * 3, "b": np.zeros((3, 3))}, ValueError, "action['b'] for envs [0, 1, 2] has the sha"),
+    *with_actions(AB, {"a": [0] * 3, "b": np.zeros((3, 3))}, ValueError, "action['b'] for envs [0, 1, 2] has the"),
     *with_actions(spaces.Tuple([DISCRETE, BOX]), [(0, [0.0])] * 3, ValueError, "action[1] for envs [0, 1, 2] has"),
     *with_actions(TWO_NUMBERS, {"a": [0] * 3, "b": [0] * 2}, ValueError, "got 2 actions for 3 envs"),
     *with_actions(spaces.Tuple([DISCRETE, TEXT]), ([0] * 3, ["a"] * 3), TypeError, "a list with one action per env"),
-    *with_actions(WITH_TEXT, {"x": np.zeros((3, 3)), "say": ["a"] * 3}, ValueError, "action['x'] for envs [0] has the"),
-    *with_actions(GO_AND_SAY, {"go": [0.5] * 3, "say": ["a"] * 3}, TypeError, "action['go'] for envs [0] must be who"),
+    *with_actions(GO_AND_SAY, {"go": [0.5] * 3, "say": ["a"] * 3}, TypeError, "action['go'] for envs [0] must be"),
     *observes(spaces.Box(0, 255, (2,), np.uint8), [300, 1], "values in [1, 300], the space has uint8 (2,)"),
     *observes(spaces.Box(0, 9, (2,), np.int64), [2.7, 1], "(2,) with values in [1.0, 2.7], the space has int64"),
     *observes(BOX, np.ones((1, 2)), "is float64 (1, 2) with values in [1.0, 1.0], the space has float32 (2,)"),
     *observes(BOX, None, "is object (), the space has float32 (2,)"),
     *observes(spaces.Box(0, 9, (2, 2)), [[1, 2], [3]], "is ragged, the space has float32 (2, 2)"),
     *observes(BOX, np.array([1e300, 1]), "with values in [1.0, 1e+300], the space has float32 (2,)"),
-    *observes(spaces.Box(0, 9, (), np.float16), 70000, "values in [70000, 70000], the space has float16 ()"),
     *observes(NESTED, {"a": 1}, "obs has the wrong keys: missing ['b'], not in the space []"),
     *observes(NESTED, {"a": 1, "b": (1,), "c": 1}, "obs has the wrong keys: missing [], not in the space ['c']"),
     *observes(NESTED, [1, 2], "obs is a list, expected a dict with the keys ['a', 'b']"),
     *observes(NESTED, {"a": 1, "b": [1, 2]}, "obs['b'] is a list of 2, expected a tuple of 1"),
-    *observes(NESTED, {"a": 1, "b": np.array(1)}, "obs['b'] is a ndarray, expected a tuple of 1"),
     *observes(NESTED, {"a": 1, "b": (2.5,)}, "obs['b'][0] is float64 () with values in [2.5, 2.5]"),
 ]
 STATES = [

@@ -15,7 +15,6 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 
 from tests.messages.rows import NOTHING, Subject, arguments_of, each, rows_for
 from tests.support.cases import counting, playing
-from tests.support.mani_skill_double import ManiSkillDouble
 from vecenv import (
     AsyncVectorEnv,
     ClosedError,
@@ -132,7 +131,6 @@ PLAYS = {
 FACADES = SB3VecEnv, partial(GymnasiumVectorEnv, autoreset_mode="SameStep")
 ASYNC = partial(DummyVectorEnv, counting(2), wait_num=1)
 NATIVE = lambda: from_gymnasium(gym.make_vec("CartPole-v1", 2, "vector_entry_point"))  # noqa: E731
-TENSORS = lambda: from_gymnasium(ManiSkillDouble(), tensors=True)  # noqa: E731
 UNSTACKED = partial(DummyVectorEnv, counting(2, form="dict"), stack_obs=False)
 VECTOR_REWARDS = partial(DummyVectorEnv, playing(spaces.Discrete(2), [0], rewards=[np.zeros(2)]))
 DIFFERENT = "'different' or custom space) however the sub-environments observation spaces do not share a common"
@@ -155,7 +153,6 @@ GYMNASIUM_ARGUMENTS = arguments_of(
     ({"observation_mode": (1, 2)}, TypeError, "to be Spaces, got <class 'int'> and <class 'int'>"),
     ({"final_info_format": "tuple"}, ValueError, "final_info_format must be"),
     ({"final_info_format": "list"}, ValueError, "pass autoreset_mode=AutoresetMode.SAME_STEP with it"),
-    ({"context": "thread"}, ValueError, "None, got 'thread'"),
     ({"unknown": 1}, TypeError, "AsyncVectorEnv has no argument 'unknown'"),
 )
 SB3_ARGUMENTS = arguments_of(
@@ -164,15 +161,11 @@ SB3_ARGUMENTS = arguments_of(
     ({"timeout": 1.0}, TypeError, "step_timeout limits a step of an env, step_wait(timeout) limits a wait"),
     ({"stack_obs": False}, TypeError, "observations are always stacked here"),
     ({"worker_fn": print}, TypeError, "to GymnasiumVectorEnv(venv) or SB3VecEnv(venv)"),
-    ({"backend": None}, TypeError, "to GymnasiumVectorEnv(venv) or SB3VecEnv(venv)"),
     ({"context": "fork"}, TypeError, "pass start_method to SubprocVecEnv"),
-    ({"unknown": 1}, TypeError, "DummyVecEnv has no argument 'unknown'"),
 )
 MAKE_VEC_ARGUMENTS = arguments_of(
     partial(make_vec, "CartPole-v1", 2),
-    ({"wrappers": gym.wrappers.TimeAwareObservation}, TypeError, "wrappers must be a sequence of functions"),
     ({"wrappers": ["TimeAwareObservation"]}, TypeError, "wrappers must be a sequence of functions"),
-    ({"venv_kwargs": {"wait_num": 1}}, TypeError, "has no argument 'wait_num'"),
     ({"venv_kwargs": {}, "vector_kwargs": {"num_workers": 1}}, TypeError, "are two names of one argument: pass only"),
     ({"vectorization_mode": "async"}, TypeError, "no argument 'vectorization_mode': pass backend= with one of"),
 )
@@ -180,7 +173,6 @@ ROWS = [
     *rows_for(
         GYMNASIUM,
         (each(([1, 2], np.arange(4)), reset), ValueError, "must match num_envs=3"),
-        (call("reset", seed=[1, 2, -3]), ValueError, "a seed must be at least 0 and below 2**63, got -3"),
         (each((1.5, "1", True), reset), ValueError, "a seed must be a non-negative integer, got "),
         (call("reset", options=[1]), TypeError, "takes one dict of options for all envs, or None; got"),
         (masked([True, False, True]), TypeError, "must be a numpy array"),
@@ -192,20 +184,17 @@ ROWS = [
         (call("set_attr", "t", (1, 2)), ValueError, "Got `2` values for 3 environments"),
         (call("call", "typo"), AttributeError, "has no attribute 'typo'", "env 0, call()"),
         (copy.deepcopy, TypeError, "cannot be pickled or copied; make another one from the same"),
-        (each(("step", "reset", "call"), wait), NoAsyncCallError, "`VALUE_wait` without any prior call to `VALUE_as"),
+        (each(("step", "reset", "call"), wait), NoAsyncCallError, "`VALUE_wait` without any prior call to"),
     ),
     *rows_for(
         STEPPING,
         ([*CALLS, attrgetter("np_random_seed")], AlreadyPendingCallError, "for a pending call to `step` to complete"),
-        (call("reset_wait"), NoAsyncCallError, "`reset_wait` without"),
         (each(("1", float("nan"), True, [1]), wait_for), ValueError, "timeout must be a number of seconds or None"),
-        (call("close", timeout="1"), ValueError, "timeout must be a number of seconds or None, got '1'"),
     ),
     *rows_for(CALLING, (call("step", [0] * 3), AlreadyPendingCallError, "pending call to `call`")),
     *rows_for(
         RESETTING,
         (call("step", [0] * 3), AlreadyPendingCallError, "pending call to `reset`"),
-        (call("reset_wait", timeout="1"), ValueError, "timeout must be a number of seconds or None, got '1'"),
     ),
     *rows_for(CLOSED, ([*CALLS, call("step_wait")], ClosedEnvironmentError, "after a call to `close()`")),
     *rows_for(
@@ -218,7 +207,6 @@ ROWS = [
     ),
     *rows_for(
         SB3,
-        (call("seed", True), ValueError, "a seed must be a non-negative integer, got True"),
         (each(("x", [{}, {}, None]), lambda envs, o: envs.set_options(o)), TypeError, "takes one dict, or a list of"),
         (call("set_options", [{}] * 2), ValueError, "got 2 options for 3 envs"),
         (each((3, -4), lambda envs, i: envs.get_attr("t", [0, i])), IndexError, "env index VALUE is out of range"),
@@ -232,7 +220,6 @@ ROWS = [
     *rows_for(
         NOTHING,
         (partial(SubprocVecEnv, NEVER, "illegal_method"), ValueError, "cannot find context for 'illegal_method'"),
-        (partial(SubprocVecEnv, NEVER, wait_num=1), TypeError, "SubprocVecEnv has no argument 'wait_num': all envs"),
         (lambda: SB3VecEnv(counting(2)), TypeError, "SB3VecEnv takes a vector env", "got list"),
         ([around(facade, ASYNC) for facade in FACADES], ValueError, "without wait_num"),
         (around(SB3VecEnv, UNSTACKED), ValueError, "make the vector env with stack_obs=True"),
@@ -242,7 +229,6 @@ ROWS = [
         (around(stepped_by_sb3, VECTOR_REWARDS), EnvContractError, "SB3 needs rewards that are numbers", "shape (2,)"),
         (lambda: SB3VecEnv(gym.vector.SyncVectorEnv(counting(2))), ValueError, "=AutoresetMode.SAME_STEP"),
         (around(SB3VecEnv, NATIVE), ValueError, "cannot reset them as autoreset_mode SameStep needs"),
-        ([around(facade, TENSORS) for facade in FACADES], ValueError, "make it without tensors=True"),
         (lambda: GymnasiumVectorEnv(CountingEnv()), TypeError, "a vector env of vecenv is needed", "got <"),
         (lambda: GymnasiumVectorEnv(SerialEnv(2, CountingEnv)), NotStartedError, "call start() or reset() first"),
         (unlike(LOW, HIGH), RuntimeError, "observation spaces are not equivalent: env 1", "'different'"),
@@ -252,9 +238,7 @@ ROWS = [
         (unlike(spaces.Text(3), spaces.Text(4), observation_mode="different"), RuntimeError, DIFFERENT, "env 1 has"),
         (unlike(LOW, LOW, observation_mode=(spaces.Box(0, 1, (2, 3)), LONG)), RuntimeError, DIFFERENT, "env 0 has"),
         (lambda: SyncVectorEnv(PLAYS["action"]), RuntimeError, "have an action space different from", "Env 1 has"),
-        (lambda: make_vec("Nothing-v0", 2), gym.error.NameNotFound, "`Nothing` doesn't exist"),
         (lambda: make_vec("CartPole-v1", 2, backend="ship"), ValueError, "backend must be one of", "got 'ship'"),
-        (lambda: make_vec("CartPole-v1", 0), ValueError, "num_envs must be an integer of at least 1, got 0"),
         (lambda: make_vec(None, 2), TypeError, "id must be the id of a registered env or a spec, got None"),
         (lambda: make_vec(CountingEnv, 2), TypeError, "AsyncVectorEnv([env_fn] * num_envs)"),
     ),

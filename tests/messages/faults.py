@@ -156,13 +156,9 @@ def of_collector(kind: Any) -> list[Row]:
             (
                 lambda: collected(kind, PAYS_NAN),
                 ValueError,
-                "env 0 returned a reward of NaN in step 2 of its episode 0, for the",
+                "env 0 returned a reward of NaN in step 2 of its episode 0",
             ),
-            (
-                lambda: collected(kind, CART_POLE, pays_two),
-                EnvContractError,
-                "env 1: step() returned a reward of shape (2,)",
-            ),
+            (lambda: collected(kind, CART_POLE, pays_two), EnvContractError, "env 1: step() returned a reward of"),
         ),
     ]
 

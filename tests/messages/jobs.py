@@ -59,9 +59,9 @@ def _goes_on(writer: StoreWriter, **columns: Any) -> None:
     assert Dataset(writer.folder).numbers.tolist() == [1, 7]
 
 
-def adds(*says: str, error: type[Exception] = DatasetError, **columns: Any) -> tuple[Any, ...]:
+def adds(*says: str, **columns: Any) -> tuple[Any, ...]:
     """Return a row: a writer refuses an episode with these columns."""
-    return lambda writer: writer.add(episode(2, **columns)), error, *says
+    return lambda writer: writer.add(episode(2, **columns)), DatasetError, *says
 
 
 def adds_numbers(*numbers: int) -> Callable[[StoreWriter], None]:
@@ -84,7 +84,6 @@ EPISODES = rows_for(
     adds("obs is object; only", "one text per step, can be stored", obs=np.array([["a"]] * 4, object)),
     adds(r"obs has the text '\ud800', which UTF-8 cannot express", obs=TEXTS),
     adds("reward holds Python objects; only numbers", reward=np.array(["1", "2", "3"])),
-    adds("obs is complex64", obs=np.zeros((4, 3), np.complex64)),
     adds("only text can be stored", obs={"\ud800": np.zeros((4, 3), np.float32)}),
     adds(ONE_KIND, obs=np.array(["a"] * 4)),
     adds(ONE_KIND, obs=np.zeros((4, 2), np.float32)),
@@ -203,18 +202,13 @@ FOLDERS = [
         (resumed, DatasetError, "begun with other settings (job.seed was 0, and is 1)"),
         (lambda a: Dataset(a)[6], IndexError, "range object index out of range"),
         (partial(takes, ids=[23]), IndexError, "the number of transitions (23)"),
-        (each(([], np.ones(23, np.bool_), [0.5], 3, [[3]]), takes), IndexError, "one or more integer indices of tran"),
+        (each(([], np.ones(23, np.bool_), [0.5], 3, [[3]]), takes), IndexError, "one or more integer indices of"),
         (lambda a: Dataset(a)[:0].transitions(), DatasetError, "data set or slice has no episodes"),
-        (lambda a: Dataset(a).blocks(0), ValueError, "nbytes must be an integer of at least 1, got 0"),
-        (batches(batch_size=0), ValueError, "batch_size must be an integer of at least 1, got 0"),
-        (batches(seed=-1), ValueError, "a seed must be at least 0 and below"),
         ([batches(seed=True), batches(seed=None)], ValueError, "a non-negative integer, got "),
-        (batches(passes=1.5), TypeError, "passes must be a whole number, got 1.5"),
         (lambda a: Dataset(a).as_torch("rows"), ValueError, "'transitions', 'episodes' or 'batches'"),
         (lambda a: Dataset(a).as_torch("batches").set_epoch(-1), ValueError, "epoch must be at least 0, got -1"),
         (partial(exported, to="zarr"), ValueError, "to must be one of parquet, lerobot, minari, d3rlpy"),
         (lambda a: export(Dataset(a)[:0], "parquet", a / "b"), DatasetError, "slice has no episodes"),
-        (partial(exported, to="lerobot", fps=0), ValueError, "fps must be an integer of at least 1, got 0"),
         (partial(exported, to="minari", algorithm_name=5), TypeError, "texts as metadata", "'algorithm_name': 5"),
         (lambda a: ends("check", a, a), CommandFailed, "a is not an export"),
     ),
@@ -271,7 +265,6 @@ NOT_COUNTED = "integer actions that d3rlpy cannot count from 0"
 EXPORTS = rows_for(
     IN_FOLDER,
     exports("d3rlpy", None, NOT_COUNTED, action=np.arange(5) - 2),
-    exports("d3rlpy", None, NOT_COUNTED, action=np.zeros((5, 2), np.int64)),
     exports("robomimic", None, "rewards or actions with several parts, which robomimic", reward=np.zeros((5, 2))),
     exports("ogbench", None, "observations of several arrays, which OGBench", obs={"a": np.zeros(6), "b": np.zeros(6)}),
     exports("parquet", EMPTY[0], "obs.a has", "which Parquet cannot store", obs=EMPTY[1]),
@@ -382,7 +375,6 @@ SETTINGS = [
         IN_FOLDER,
         sets("steps", "takes name=value"),
         sets("step=3", "did you mean 'steps'"),
-        sets("seed.a=1", "seed: Expected `int`"),
         sets('env_kwargs={"limit": Infinity}', "is not JSON: Infinity is not a number of JSON"),
         (each(NOT_STEPS, sets_steps), JobError, "a.json: steps: Expected `int"),
     ),
@@ -450,11 +442,9 @@ COMMANDS = rows_for(
     fails(f"run --env {HERE}:Wlak --steps 3 --backend dummy", f"there is no 'Wlak' in {HERE}, which the job names"),
     fails(f"{CARTPOLE} --policy none:policy", "none:policy cannot be imported: No module named 'none'"),
     fails(
-        f'{CARTPOLE} --policy {HERE}:Mean --policy-kwargs {{"size":3}}',
-        "Mean(observation_space, action_space, **policy_kwargs)",
-        "argument 'size'",
+        f'{CARTPOLE} --policy {HERE}:Mean --policy-kwargs {{"size":3}}', "**policy_kwargs), which", "argument 'size'"
     ),
-    fails(f"{CARTPOLE} --policy {HERE}:Takes", "by Takes(observation_space, action_space), which failed: Takes() ta"),
+    fails(f"{CARTPOLE} --policy {HERE}:Takes", "by Takes(observation_space, action_space), which failed: Takes()"),
     fails(f'{CARTPOLE} --policy mlp --policy-kwargs {{"hidden":0}}', "hidden must be an integer"),
     fails("run --env math:pi --steps 3 --backend dummy", "math:pi is 3.141592653589793, not a class or function"),
     fails("run --env os:getcwd --steps 3 --backend dummy", "expected an env with step and reset"),
@@ -462,9 +452,7 @@ COMMANDS = rows_for(
     fails(f"{CARTPOLE} --wrapper Shifted", "there is no wrapper 'Shifted' in the list of gymnasium.wrappers; name any"),
     fails(f"{CARTPOLE} --transform VecNom", "in the list of vecenv.transforms; did you mean 'VecNorm'?"),
     fails("run --env CartPole-v1 --steps 3 --backend shmem --wrapper ClipAction", "wrapper ClipAction cannot be "),
-    fails(
-        f'{CARTPOLE} --transform {{"call":"Resize","kwargs":{{"height":3}}}}', "the transforms of CartPole-v1 cannot"
-    ),
+    fails(f'{CARTPOLE} --transform {{"call":"Resize","kwargs":{{"height":3}}}}', "transforms of CartPole-v1 cannot be"),
     fails(f'{CARTPOLE} --env-kwargs {{"id":3}}', "multiple values for argument 'id'"),
     fails(f"{CARTPOLE} --env-kwargs 3", "env_kwargs: Expected `object`, got `int`"),
     fails(f'{CARTPOLE} --env-kwargs {{"gravity":3}}', "unexpected keyword argument 'gravity'"),

@@ -89,10 +89,6 @@ class Pairs(Echo):
     action_space = spaces.Tuple((spaces.Text(9), spaces.Discrete(2)))
 
 
-class Counts(Echo):
-    action_space = spaces.Discrete(3)
-
-
 class AsksForInfos(torch.nn.Module):
     def forward(self, obs: Any, info: Any) -> Any:
         return obs
@@ -143,30 +139,18 @@ OUTPUTS = rows_for(
     (collects(lambda obs: {"action": zeros(obs), 7: zeros(obs)}), TypeError, "the key 7; all keys must be strings"),
     (collects(lambda obs: {"value": obs}), TypeError, "the policy returned", "without 'action'"),
     (collects(lambda obs: np.zeros((2, 1, 1), np.int64)), ValueError, "(2, 1, 1); ", "must be (2,)"),
-    (collects(lambda obs: np.zeros((2, 3), np.float32), pendulums(2)), ValueError, "(2, 3); ", "must be (2, 1)"),
     (collects(np.copy, countdowns(3)), ValueError, "'action' of shape (1, 2); for the action space it must be (1,)"),
     (collects(lambda obs: np.zeros(7, np.int64)), ValueError, "'action' of shape (7,) for 2 observations"),
-    (collects(lambda obs: np.int64(0)), ValueError, "'action' of shape () for 2 observations"),
-    (collects(partial(value, rows=3)), ValueError, "'value' of shape (3,) for 2 observations"),
     (changes_rows(SyncDataCollector, 2), ValueError, "'value' of shape (", ",) for 2 observations; it must be (2, ..."),
     (changes_rows(AsyncDataCollector, 4), ValueError, "'value' of shape (", " for 2 observations; it must be (2, ...)"),
-    (
-        [collects(of_floats), collects(bfloat)],
-        TypeError,
-        "'action' of dtype float32; for the action space it must be int64",
-    ),
+    ([collects(of_floats), collects(bfloat)], TypeError, "of dtype float32; for the action space it must be int64"),
     (collects(lambda obs: np.array([["a"], ["b"]]), pendulums(2)), TypeError, "of dtype <U1; ", "must be float32"),
-    (collects(lambda obs: ["x", "yy"], [Counts] * 2), TypeError, "'action' of dtype <U2; ", "must be int64"),
     (collects(becomes_float), TypeError, "the policy returned {'action'", "float32", " after ", "int64"),
     (collects(later(on("cpu"), on("meta")), policy_device="cpu"), ValueError, "'v' on meta; it must be on cpu"),
-    (each((ExplorationType.MODE, ExplorationType.MEAN), explores), ValueError, "TransformedDistribution has no m"),
+    (each((ExplorationType.MODE, ExplorationType.MEAN), explores), ValueError, "TransformedDistribution has no"),
     (collects(needs_c, [partial(dicts, 3)] * 2), TypeError, "the parameters of the policy", "['a', 'c']", "['a', 'b']"),
     (collects(needs_mask, info_keys=("speed",)), TypeError, "if info_keys names them, and info_keys is ('speed',)"),
-    (
-        collects(repeats_an_info, [partial(Told, 5)] * 2, info_keys=INFO_KEYS),
-        ValueError,
-        "info_keys has 'code', which a",
-    ),
+    (collects(repeats_an_info, [partial(Told, 5)] * 2, info_keys=INFO_KEYS), ValueError, "info_keys has 'code'"),
 )
 
 
@@ -223,8 +207,6 @@ TREES_AND_TEXTS = rows_for(
     drives({"action": {"gear": np.zeros(2, int)}}, ValueError, "a dict with the keys ['gear']", "'gear', 'wheel']"),
     drives(tree(wheel=np.zeros((2, 2))), ValueError, "\"action['wheel']\" as ", " must be a tuple of 2"),
     drives(tree(gear=np.zeros(3, int)), ValueError, "\"action['gear']\" of shape (3,) ", " must be (2,)"),
-    drives(tree(gear=np.zeros((2, 2), int)), ValueError, "(2, 2); for the action space it must be (2,)"),
-    drives(tree(gear=np.zeros(2)), TypeError, "\"action['gear']\" of dtype float64; ", " must be int64"),
     drives(tree()["action"], TypeError, "The actions of a Dict space are a dict under that key"),
     drives(tree(), ValueError, "NaN in step 0 ", " for the action {'gear': np.int64", fns=[partial(Drives, True)] * 2),
     drives({"action": (["a", "b"], [1, 1])}, TypeError, "as a list or an object array", fns=[Pairs] * 2),
@@ -320,18 +302,16 @@ DEVICES = [
     *rows_for(
         NOTHING,
         (each(("cuda:99", "tpu"), lambda name: refused(policy_device=name)()), ValueError, "no device VALUE: PyTorch"),
-        (lambda: TorchVectorEnv(counting(1)[0](), "cpu"), TypeError, "got CountingEnv; for a single env, pass DummyV"),
+        (lambda: TorchVectorEnv(counting(1)[0](), "cpu"), TypeError, "got CountingEnv; for a single env, pass"),
         (lambda: around(counting(2, form="object")), TypeError, "has no fixed shape and dtype"),
         (lambda: around(RAGGED), TypeError, "obs of ", " all envs share"),
         (unstacked, TypeError, "make the vector env with stack_obs=True"),
         (each(DTYPES, lambda dtype: around(counting(1), reward_dtype=dtype)), TypeError, "reward_dtype must be"),
-        (lambda: around(counting(1), device="cuda:99"), ValueError, "there is no device cuda:99"),
     ),
     *rows_for(
         Subject(on_tensors, lambda venv: venv.step(torch.zeros(2, dtype=torch.int64))),
         (lambda venv: TorchVectorEnv(venv, "cpu"), TypeError, "use its to(device)"),
         (lambda venv: venv.to("cuda:99"), ValueError, "there is no device cuda:99"),
-        (lambda venv: venv.step(torch.zeros(3, dtype=torch.int64)), ValueError, "got 3 actions for 2 envs"),
     ),
 ]
 
@@ -360,7 +340,6 @@ CLUSTERS = [
     *arguments_of(
         ActorConfig,
         ({"on_worker_failure": "ignore"}, ValueError, 'must be "restart", "drop" or "raise"'),
-        ({"rollout_timeout": 0}, ValueError, "rollout_timeout must be a positive number of seconds or None"),
     ),
 ]
 ROWS = [*OUTPUTS, *STATES, *TREES_AND_TEXTS, *SPACES, *OPTIONS, *DEVICES, *CLUSTERS]
