@@ -105,8 +105,7 @@ ACTIONS = [
     ),
     *actions_of(herd_in_turns, ([[0, 1, 2]], ValueError, "3 actions for 2 envs [0, 1]")),
     *rows_for(
-        Subject(ended, call("reset")),
-        (call("step", COWS), RuntimeError, "env 0", "episode is over", "reset(0)"),
+        Subject(ended, call("reset")), (call("step", COWS), RuntimeError, "env 0", "episode is over", "reset(0)")
     ),
 ]
 

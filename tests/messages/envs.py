@@ -158,10 +158,7 @@ VECTOR_ENVS = [
         Subject(lambda: native("Disabled"), lambda venv: venv.reset()),
         (call("reset", [1]), RuntimeError, "first reset of SyncVectorEnv must be of all envs"),
     ),
-    *rows_for(
-        DISABLED,
-        (call("step", [1] * N, reset=[1]), ValueError, "cannot reset some of them instead: call"),
-    ),
+    *rows_for(DISABLED, (call("step", [1] * N, reset=[1]), ValueError, "cannot reset some of them instead: call")),
     *rows_for(
         ready(disabled, [0] * N),
         (call("reset", [0]), ValueError, "got reset([0]): pass no ids; if it does, pass resets_by_id"),
@@ -282,7 +279,7 @@ SINGLE_ENVS = [
         (lambda: MultiDiscreteToDiscrete(gym.make("CartPole-v1")), TypeError, "MultiDiscrete action space, got"),
         (lambda: combined([3, 3], [3, 3]), ValueError, "MultiDiscreteToDiscrete needs an action space with one dim"),
         (lambda: combined(*[10] * 19), ValueError, "has 10000000000000000000 combinations"),
-    ),
+    )
 ]
 
 # ALE, which has no wheel for free-threaded Python.

@@ -192,10 +192,7 @@ ROWS = [
         (each(("1", float("nan"), True, [1]), wait_for), ValueError, "timeout must be a number of seconds or None"),
     ),
     *rows_for(CALLING, (call("step", [0] * 3), AlreadyPendingCallError, "pending call to `call`")),
-    *rows_for(
-        RESETTING,
-        (call("step", [0] * 3), AlreadyPendingCallError, "pending call to `reset`"),
-    ),
+    *rows_for(RESETTING, (call("step", [0] * 3), AlreadyPendingCallError, "pending call to `reset`")),
     *rows_for(CLOSED, ([*CALLS, call("step_wait")], ClosedEnvironmentError, "after a call to `close()`")),
     *rows_for(
         Subject(made(SyncVectorEnv, autoreset_mode="Disabled")),

@@ -337,9 +337,6 @@ CLUSTERS = [
         ({"make_venv": SimpleNamespace(step=None)}, TypeError, "must be a callable that makes a vector"),
         ({}, ImportError, 'pip install "vecenv[ray]"'),
     ),
-    *arguments_of(
-        ActorConfig,
-        ({"on_worker_failure": "ignore"}, ValueError, 'must be "restart", "drop" or "raise"'),
-    ),
+    *arguments_of(ActorConfig, ({"on_worker_failure": "ignore"}, ValueError, 'must be "restart", "drop" or "raise"')),
 ]
 ROWS = [*OUTPUTS, *STATES, *TREES_AND_TEXTS, *SPACES, *OPTIONS, *DEVICES, *CLUSTERS]
