@@ -187,10 +187,6 @@ def masked(*rows: bool) -> Callable[[Any], object]:
     return lambda envs: envs.reset(options={"reset_mask": np.array(rows)})
 
 
-def stepped_before_reset() -> None:
-    PettingZooEnv(herd_in_turns()).step(0)
-
-
 def with_agents(agents: Any) -> None:
     parallel(Herd, possible_agents=agents)()
 
@@ -223,7 +219,7 @@ CONSTRUCTORS = rows_for(
     (one(Relay), ValueError, "differ in their action space; use AECVectorEnv"),
     (one(CART_POLE), TypeError, "expected an AECEnv of PettingZoo, got", "CartPole"),
     (one(lambda: parallel_to_aec(herd(1, 2, 3)())), TypeError, "the names of agents must be strings", "AECVectorEnv"),
-    (stepped_before_reset, RuntimeError, "no agent is alive", "call reset()"),
+    (lambda: PettingZooEnv(herd_in_turns()).step(0), RuntimeError, "no agent is alive", "call reset()"),
     (parallel(Nameless, possible_agents=["cow_2", "cow_0"]), EnvContractError, "0: the agent 'cow_1' is not one of"),
     (parallel(Herd, Wrong), ObservationError, "env 1: obs['obs']['cow_1'] is float32 (3,)"),
     (parallel(Shy), EnvContractError, "env 0: agent 'cow_1' is alive"),

@@ -85,10 +85,6 @@ def _with_agents(kind: Any) -> None:
         sync(envs)
 
 
-def _under_norm(venv: Any) -> Any:
-    return VectorEnvNormObs(TenTimes(venv))
-
-
 def _collects_with(venv: Any, wrap: Any) -> object:
     return AsyncDataCollector(wrap(venv), zeros, frames_per_batch=3)
 
@@ -105,6 +101,7 @@ def _on_device(name: str) -> None:
     sync(**{name: "cuda:99"}, policy=None if name == "device" else zeros)
 
 
+TEN_TIMES = TenTimes, Named, lambda venv: VectorEnvNormObs(TenTimes(venv))
 UNKNOWN = "SyncDataCollector has no argument "
 CONSTRUCTORS = [
     *rows_for(
@@ -137,12 +134,7 @@ CONSTRUCTORS = [
         (lambda venv: sync(zeros, venv), TypeError, "DummyVectorEnv(3 envs", "comes first, then the policy"),
         (lambda venv: sync(venv, lambda a, b: a), TypeError, "are incompatible", "needs ['a', 'b']"),
         (lambda venv: sync(TorchVectorEnv(venv, "cpu")), TypeError, "without TorchVectorEnv"),
-        (
-            each((TenTimes, Named, _under_norm), _collects_with),
-            TypeError,
-            "TenTimes defines step",
-            "define these in TenT",
-        ),
+        (each(TEN_TIMES, _collects_with), TypeError, "TenTimes defines step, but", "define these in TenTimes"),
         ([lambda v: GymnasiumVectorEnv(TenTimes(v)), _seeded_ten_times], TypeError, "TenTimes defines step, but"),
         (lambda venv: rollout(venv, 2, auto_reset=False), RuntimeError, "needs the observations"),
         (lambda venv: rollout(venv, 2, obs=np.zeros((3, 2))), ValueError, "obs, which needs auto_reset=False"),

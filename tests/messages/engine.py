@@ -95,10 +95,6 @@ def with_option(kind: Any, **options: Any) -> Any:
     return kind(counting(3), **options)
 
 
-def with_typo(kind: Any, name: str) -> Any:
-    return kind([must_not_be_made] * 2, **{name: 1})
-
-
 def unlike() -> object:
     return DummyVectorEnv([partial(Plays, spaces.Discrete(k), [0]) for k in (2, 2, 3)], check_spaces=True)
 
@@ -147,7 +143,7 @@ CONSTRUCTORS = [
         ({"backend": lambda: 3}, TypeError, "backend must be a Backend or a function that makes one", "which made 3"),
     ),
     *arguments_of(
-        with_typo,
+        lambda kind, name: kind([must_not_be_made] * 2, **{name: 1}),
         ([ShmemVectorEnv, "num_worker"], TypeError, "ShmemVectorEnv has no", "did you mean 'num_workers'?"),
         ([SubprocVectorEnv, "start_method"], TypeError, "SubprocVectorEnv has", "it has affinity, check_actions,"),
         ([DummyVectorEnv, "backend"], TypeError, "DummyVectorEnv has no", "it has check_actions, check_spaces, copy"),

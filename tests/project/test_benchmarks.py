@@ -61,7 +61,7 @@ def test_the_counter_sees_pickles_sockets_and_pipes_in_the_workers_too(tmp_path)
 SCRIPTS = [
     ("busy", "--fast", "--envs", "2", "--rows", "quiet"),
     ("memory", "vecenv", "gymnasium", "--megabytes", "4", "--envs", "2"),
-    ("batched", "--quick", "--only", "cartpole", "recorder-16", "memory"),
+    ("batched", "--quick", "--only", "cartpole", "recorder-16"),
     ("coroutines", "--envs", "5", "--rounds", "1", "--repeats", "1", "gather", "coroutines", "threads"),
     ("commands", "--rounds", "1", "--seconds", "0.01", "frames"),
     ("threads", "CartPole x 8", "--seconds", "0.1"),
