@@ -30,8 +30,8 @@ from vecenv import (
 )
 
 COWS = {"cow_0": [0, 0], "cow_1": [0, 0], "cow_2": [0, 0]}
-CAT = {"paw": np.zeros((2, 2)), "purr": [0, 1]}
-BEASTS = {"cat": CAT, "ant": [0, 2], "bee": [1, 1]}
+CAT: dict[str, Any] = {"paw": np.zeros((2, 2)), "purr": [0, 1]}
+BEASTS: dict[str, Any] = {"cat": CAT, "ant": [0, 2], "bee": [1, 1]}
 
 
 class Pair(Herd):

@@ -133,7 +133,13 @@ def pays_two() -> Any:
     return PaysTwo(CART_POLE())
 
 
-OTHER_CALLS = [call("next"), call("collect", n_episode=2), call("reset", 0, seed=1), call("set_seed", 0), _loads]
+OTHER_CALLS: list[Any] = [
+    call("next"),
+    call("collect", n_episode=2),
+    call("reset", 0, seed=1),
+    call("set_seed", 0),
+    _loads,
+]
 
 
 def of_collector(kind: Any) -> list[Row]:

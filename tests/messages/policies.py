@@ -317,7 +317,7 @@ DEVICES = [
 
 
 def on_cluster(**options: Any) -> object:
-    given = {"make_venv": cartpoles(1), "num_actors": 2, "frames_per_batch": 20} | options
+    given: dict[str, Any] = {"make_venv": cartpoles(1), "num_actors": 2, "frames_per_batch": 20} | options
     with mock.patch.dict(sys.modules, {"ray": None}):
         return RayCollector(**given)
 

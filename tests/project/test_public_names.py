@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 import sys
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,8 @@ def is_ours(value: object, *packages: str) -> bool:
     """Return True for a class, function, method or property that is defined in one of the packages."""
     if isinstance(value, property):
         value = value.fget
-    value = inspect.unwrap(getattr(value, "__func__", value))
+    function: Any = getattr(value, "__func__", value)
+    value = inspect.unwrap(function)
     defines = inspect.isclass(value) or inspect.isfunction(value)
     return defines and value.__module__.partition(".")[0] in packages
 
