@@ -20,15 +20,15 @@ def loop(flat, n, gamma):
         yield total, last
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("n", [1, 3, 50])
 @kinds
-def test_it_joins_the_steps_of_an_episode(kind, n):
-    def pair(batch):
-        return batch, MultiStep(n, 0.9)(batch)
-
-    with kind(counting(3, length=4), frames_per_batch=33, postproc=pair, backend="dummy") as collector:
+def test_it_joins_the_steps_of_an_episode(kind, n, device):
+    options = {"frames_per_batch": 33, "backend": "dummy", "storing_device": device}
+    with kind(counting(3, length=4), postproc=lambda batch: (batch, MultiStep(n, 0.9)(batch)), **options) as collector:
         for _ in range(2):
             batch, joined = collector.next()
+            assert isinstance(joined.reward, torch.Tensor if device else np.ndarray)
             flat = batch.flatten()
             rewards, last = zip(*loop(flat, n, 0.9), strict=True)
             last = np.array(last)
@@ -43,68 +43,43 @@ def test_it_joins_the_steps_of_an_episode(kind, n):
             assert np.array_equal(joined.extras["original_reward"], flat.reward)
 
 
-def test_batches_may_be_tensors():
-    results = []
-    for device in (None, "cpu"):
-        postproc = MultiStep(3, 0.9)
-        with SyncDataCollector(
-            counting(2, length=4), frames_per_batch=20, postproc=postproc, storing_device=device
-        ) as collector:
-            collector.set_seed(0)
-            results.append(collector.next())
-    arrays, tensors = results
-    assert isinstance(tensors.reward, torch.Tensor)
-    np.testing.assert_allclose(tensors.reward.numpy(), arrays.reward, atol=1e-6)
-    assert np.array_equal(tensors.next.obs.numpy(), arrays.next.obs)
-    np.testing.assert_allclose(tensors.extras["discount"].numpy(), arrays.extras["discount"], atol=1e-6)
-
-
-def n_step_batch(fns, n, rows=20, **options):
-    with SyncDataCollector(fns, frames_per_batch=rows, postproc=MultiStep(n, 0.9), **options) as collector:
+def n_step_batch(fns, n, **options):
+    with SyncDataCollector(fns, frames_per_batch=20, postproc=MultiStep(n, 0.9), **options) as collector:
         return collector.next()
 
 
-class TestTensordict:
-    @pytest.mark.parametrize("n", [1, 3])
-    @pytest.mark.parametrize("case", ["no episode ends", "episodes end", "split"])
-    def test_rows_are_done_where_their_steps_end_an_episode_or_the_batch_ends(self, case, n):
-        fns = pendulums(2) if case == "no episode ends" else counting(2, length=4)
-        batch = n_step_batch(fns, n, split_trajs=case == "split")
-        last = np.diff(batch.env_ids, append=-1) != 0
-        found = batch.to_tensordict()
-        ends = batch.terminated | batch.truncated
-        assert ends.any() == (case != "no episode ends")
-        np.testing.assert_array_equal(batch.done, ends | last)
-        np.testing.assert_array_equal(found["next", "terminated"][:, 0], batch.terminated)
-        np.testing.assert_array_equal(found["next", "truncated"][:, 0], batch.truncated | (last & ~batch.terminated))
-        np.testing.assert_array_equal(found["next", "done"][:, 0], batch.done)
+@pytest.mark.parametrize("case", ["no episode ends", "episodes end", "split"])
+def test_rows_of_a_tensordict_are_done_where_their_steps_end_an_episode_or_the_batch_ends(case):
+    fns = pendulums(2) if case == "no episode ends" else counting(2, length=4)
+    batch = n_step_batch(fns, 3, split_trajs=case == "split")
+    last = np.diff(batch.env_ids, append=-1) != 0
+    found = batch.to_tensordict()
+    ends = batch.terminated | batch.truncated
+    assert ends.any() == (case != "no episode ends")
+    np.testing.assert_array_equal(batch.done, ends | last)
+    np.testing.assert_array_equal(found["next", "terminated"][:, 0], batch.terminated)
+    np.testing.assert_array_equal(found["next", "truncated"][:, 0], batch.truncated | (last & ~batch.terminated))
+    np.testing.assert_array_equal(found["next", "done"][:, 0], batch.done)
+    np.testing.assert_array_equal(found["steps_to_next_obs"], batch.extras["steps"])
 
-    def test_torchrls_estimators_find_the_number_of_steps(self):
-        batch = n_step_batch(counting(2, length=4), 3)
-        assert batch.extras["steps"].tolist() == [3, 3, 2, 1, 3, 3, 2, 1, 2, 1] * 2
-        np.testing.assert_array_equal(batch.to_tensordict()["steps_to_next_obs"], batch.extras["steps"])
 
-    @pytest.mark.slow
-    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-    @pytest.mark.parametrize("lmbda", [None, 0.8])
-    @pytest.mark.parametrize("fns", [pendulums(2), counting(2, length=4)], ids=["pendulum", "counting"])
-    def test_torchrls_value_targets_are_those_of_a_loop(self, fns, lmbda):
-        """TD(0), or TD(lambda) along the rows of each env, which goes on until an episode or the batch ends."""
-        value = pytest.importorskip("torchrl.objectives.value")
-        found = n_step_batch(fns, 3).to_tensordict()
-        after = torch.arange(20, dtype=torch.float32)[:, None]
-        found["next", "state_value"] = after
-        if lmbda is None:
-            estimator = value.TD0Estimator(gamma=0.9, value_network=None)
-        else:
-            estimator = value.TDLambdaEstimator(gamma=0.9, lmbda=lmbda, value_network=None)
-        targets, expected = estimator.value_estimate(found, next_value=after), np.zeros(20)
-        reward, steps = (found[key].numpy().ravel() for key in (("next", "reward"), "steps_to_next_obs"))
-        terminated, done = (found["next", key].numpy().ravel() for key in ("terminated", "done"))
-        for row in reversed(range(20)):
-            ahead = float(after[row])
-            if lmbda is not None and not done[row]:
-                ahead = (1 - lmbda) * ahead + lmbda * expected[row + 1]
-            expected[row] = reward[row] + (0 if terminated[row] else 0.9 ** steps[row] * ahead)
-        np.testing.assert_allclose(targets.numpy().ravel(), expected, rtol=1e-5, atol=1e-6)
-        assert done.sum() == (14 if terminated.any() else 2)
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("fns", [pendulums(2), counting(2, length=4)], ids=["pendulum", "counting"])
+def test_torchrls_value_targets_are_those_of_a_loop(fns):
+    """TD(lambda) along the rows of each env, which goes on until an episode or the batch ends."""
+    value = pytest.importorskip("torchrl.objectives.value")
+    lmbda, found = 0.8, n_step_batch(fns, 3).to_tensordict()
+    after = torch.arange(20, dtype=torch.float32)[:, None]
+    found["next", "state_value"] = after
+    estimator = value.TDLambdaEstimator(gamma=0.9, lmbda=lmbda, value_network=None)
+    targets, expected = estimator.value_estimate(found, next_value=after), np.zeros(20)
+    reward, steps = (found[key].numpy().ravel() for key in (("next", "reward"), "steps_to_next_obs"))
+    terminated, done = (found["next", key].numpy().ravel() for key in ("terminated", "done"))
+    for row in reversed(range(20)):
+        ahead = float(after[row])
+        if not done[row]:
+            ahead = (1 - lmbda) * ahead + lmbda * expected[row + 1]
+        expected[row] = reward[row] + (0 if terminated[row] else 0.9 ** steps[row] * ahead)
+    np.testing.assert_allclose(targets.numpy().ravel(), expected, rtol=1e-5, atol=1e-6)
+    assert done.sum() == (14 if terminated.any() else 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -126,17 +126,16 @@ FORMS: dict[str, Callable[[Batch], Batch]] = {
 VALUES: dict[str, Callable[[Any], Any]] = {
     "by observation": lambda obs: RIGHT * obs[..., 0],
     "in padding too": lambda obs: 0 * obs[..., 0] + RIGHT,
+    "random": lambda obs: (37 * obs[..., 1]) % 5,
 }
+"""Critics: two that are right, and one that differs from step to step."""
+right = VALUES["by observation"]
 QUICK = ("sync", "split_trajs", "failures", "stopped", "async")
 every_source = pytest.mark.parametrize(
     "source", [*QUICK, *(pytest.param(each, marks=FULL) for each in SOURCES if each not in QUICK)]
 )
 every_flag = pytest.mark.parametrize("flag", FLAGS)
-
-
-@cache
-def collected(source: str, flag: str) -> list[Batch]:
-    return SOURCES[source](flag)
+collected = cache(lambda source, flag: SOURCES[source](flag))
 
 
 @cache
@@ -171,49 +170,21 @@ def by_trajectory(batch: Batch, value: Callable[[Any], Any]) -> np.ndarray:
     return targets + values
 
 
-def random_value(obs: Any) -> Any:
-    return (37 * obs[..., 1]) % 5
+def expected(plain: Batch, critic: str) -> Any:
+    return by_trajectory(plain, VALUES[critic]) if critic == "random" else RIGHT
 
 
+@pytest.mark.guarantee("G10.5")
 @every_source
 @every_flag
-class TestBatches:
-    @pytest.mark.guarantee("G10.5")
-    @pytest.mark.parametrize("value", VALUES)
-    def test_each_target_is_right(self, source: str, flag: str, value: str) -> None:
-        for form, _, batch in in_each_form(source, flag):
-            np.testing.assert_allclose(gae(batch, VALUES[value]), RIGHT, rtol=1e-6, err_msg=form)
-
-    def test_with_any_critic_no_step_gets_a_part_of_another_trajectory(self, source: str, flag: str) -> None:
-        for form, plain, batch in in_each_form(source, flag):
-            expected = by_trajectory(plain, random_value)
-            assert len(expected) > 10
-            np.testing.assert_allclose(gae(batch, random_value), expected, atol=1e-5, err_msg=form)
-
-    def test_a_tensordict_has_the_same_ends(self, source: str, flag: str) -> None:
-        for form, _, batch in in_each_form(source, flag):
-            found = batch.to_tensordict()["next"]
-            terminated, truncated, done = (found[name][..., 0] for name in ("terminated", "truncated", "done"))
-            np.testing.assert_array_equal(done, batch.done, err_msg=form)
-            np.testing.assert_array_equal(terminated, batch.terminated, err_msg=form)
-            np.testing.assert_array_equal(terminated | truncated, done, err_msg=form)
-
-    @pytest.mark.slow
-    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-    def test_torchrl_finds_the_same_targets(self, source: str, flag: str) -> None:
-        estimators = pytest.importorskip("torchrl.objectives.value")
-        from tensordict.nn import TensorDictModule
-
-        for value in (*VALUES.values(), random_value):
-            critic = TensorDictModule(
-                lambda obs, value=value: value(obs)[..., None], in_keys=["observation"], out_keys=["state_value"]
-            )
-            estimate = estimators.GAE(gamma=GAMMA, lmbda=LAMBDA, value_network=critic)
-            for form, plain, batch in in_each_form(source, flag):
-                found = estimate(batch.to_tensordict())
-                targets = found["value_target"][found["collector", "mask"]][:, 0]
-                expected = by_trajectory(plain, value)
-                np.testing.assert_allclose(targets, expected, rtol=1e-5, atol=1e-5, err_msg=form)
+def test_each_target_is_right(source: str, flag: str) -> None:
+    """With the random critic, no step gets a part of another trajectory."""
+    for form, plain, batch in in_each_form(source, flag):
+        for critic, value in VALUES.items():
+            targets = gae(batch, value)
+            assert len(targets) > 10
+            text = f"{form}, {critic}"
+            np.testing.assert_allclose(targets, expected(plain, critic), rtol=1e-6, atol=1e-5, err_msg=text)
 
 
 @pytest.mark.guarantee("G10.6")
@@ -226,48 +197,57 @@ def test_a_step_before_a_row_without_a_step_is_done() -> None:
 
 @every_source
 @every_flag
-@pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=FULL) for n in (1, 50))])
-class TestMultiStep:
-    @pytest.mark.guarantee("G10.5")
-    def test_each_target_is_right(self, source: str, flag: str, n: int) -> None:
-        for batch in collected(source, flag):
+def test_each_target_of_several_steps_is_right(source: str, flag: str) -> None:
+    for batch in collected(source, flag):
+        for n in (1, 3, 50):
             steps = MultiStep(n, GAMMA)(batch)
-            after = VALUES["by observation"](steps.next.obs)
-            np.testing.assert_allclose(steps.reward + steps.extras["discount"] * ~steps.terminated * after, RIGHT)
-
-    @pytest.mark.slow
-    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-    def test_torchrl_finds_the_same_targets(self, source: str, flag: str, n: int) -> None:
-        estimators = pytest.importorskip("torchrl.objectives.value")
-        estimate = estimators.TD0Estimator(gamma=GAMMA, value_network=None)
-        for batch in collected(source, flag):
-            found = MultiStep(n, GAMMA)(batch).to_tensordict()
-            after = VALUES["by observation"](found["next", "observation"])[:, None].float()
-            np.testing.assert_allclose(estimate.value_estimate(found, next_value=after), RIGHT, rtol=1e-5)
+            targets = steps.reward + steps.extras["discount"] * ~steps.terminated * right(steps.next.obs)
+            np.testing.assert_allclose(targets, RIGHT, err_msg=f"{n} steps")
 
 
-def episodes_of(batches: Iterable[Batch]) -> Iterator[Any]:
-    cutter = EpisodeCutter()
-    for batch in batches:
-        yield from cutter.cut(batch)
-
-
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @every_source
 @every_flag
-class TestEpisodes:
-    @pytest.mark.guarantee("G10.5")
-    def test_each_target_is_right(self, source: str, flag: str) -> None:
-        """In no form is a cut the end of an episode."""
-        found = [[*episodes_of(map(convert, collected(source, flag)))] for convert in FORMS.values()]
-        assert len({len(each) for each in found}) == 1
-        assert bool(found[0]) == (flag != "cut" or source == "set_truncated")
-        for episode in (each for episodes in found for each in episodes):
-            value = VALUES["by observation"](episode.obs)
-            target = episode.reward + GAMMA * ~episode.terminated * value[1:]
+def test_torchrl_finds_the_same_targets(source: str, flag: str) -> None:
+    estimators = pytest.importorskip("torchrl.objectives.value")
+    from tensordict.nn import TensorDictModule
+
+    for critic, value in VALUES.items():
+        network = TensorDictModule(
+            lambda obs, value=value: value(obs)[..., None], in_keys=["observation"], out_keys=["state_value"]
+        )
+        estimate = estimators.GAE(gamma=GAMMA, lmbda=LAMBDA, value_network=network)
+        for form, plain, batch in in_each_form(source, flag):
+            found = estimate(batch.to_tensordict())
+            targets = found["value_target"][found["collector", "mask"]][:, 0]
+            np.testing.assert_allclose(targets, expected(plain, critic), rtol=1e-5, atol=1e-5, err_msg=form)
+    for batch in collected(source, flag):
+        found = MultiStep(3, GAMMA)(batch).to_tensordict()
+        after = right(found["next", "observation"])[:, None].float()
+        targets = estimators.TD0Estimator(gamma=GAMMA, value_network=None).value_estimate(found, next_value=after)
+        np.testing.assert_allclose(targets, RIGHT, rtol=1e-5)
+
+
+@pytest.mark.guarantee("G10.5")
+@every_source
+@every_flag
+def test_each_target_of_an_episode_is_right(source: str, flag: str) -> None:
+    """In no form is a cut the end of an episode."""
+    counts = set()
+    for convert in FORMS.values():
+        cutter = EpisodeCutter()
+        episodes = [episode for batch in collected(source, flag) for episode in cutter.cut(convert(batch))]
+        counts.add(len(episodes))
+        for episode in episodes:
+            target = episode.reward + GAMMA * ~episode.terminated * right(episode.obs)[1:]
             np.testing.assert_allclose(target, RIGHT)
             assert np.flatnonzero(episode.terminated | episode.truncated).tolist() == [len(episode) - 1]
+    assert len(counts) == 1
+    assert (counts != {0}) == (flag != "cut" or source == "set_truncated")
 
 
+@pytest.mark.usefixtures("no_fsync")
 @pytest.mark.parametrize("fails_at", [0, 9])
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
 def test_each_target_of_a_data_set_is_right(flag: str, fails_at: int, tmp_path: Path) -> None:
@@ -279,9 +259,9 @@ def test_each_target_of_a_data_set_is_right(flag: str, fails_at: int, tmp_path: 
     data = Dataset(tmp_path / "data")
     assert len(data) > 10
     for steps in (data.transitions(), next(data.batches(64, seed=0))):
-        target = steps.reward + GAMMA * ~steps.terminated * VALUES["by observation"](steps.next_obs)
-        np.testing.assert_allclose(target, RIGHT)
+        np.testing.assert_allclose(steps.reward + GAMMA * ~steps.terminated * right(steps.next_obs), RIGHT)
     found = data.transitions().to_tensordict()["next"]
-    after = VALUES["by observation"](found["observation"])[:, None]
-    np.testing.assert_allclose(found["reward"] + GAMMA * ~found["terminated"] * after, RIGHT, rtol=1e-6)
+    np.testing.assert_allclose(
+        found["reward"][:, 0] + GAMMA * ~found["terminated"][:, 0] * right(found["observation"]), RIGHT
+    )
     assert found["done"].sum() == len(data)
