@@ -15,6 +15,7 @@ import torch
 
 from collector import AsyncDataCollector, EpisodeSeeds, SyncDataCollector, rollout
 from tests.support.backends import FULL, ON_RAY
+from tests.support.collector_envs import kinds
 from tests.support.seeded_envs import Failing, Told
 from vecenv import DummyVectorEnv, ShmemVectorEnv
 
@@ -29,9 +30,10 @@ def by_key(obs: np.ndarray, action_mask: np.ndarray, code: np.ndarray, first: np
 
 
 def by_info(obs: np.ndarray, info: np.ndarray) -> Any:
+    """Act by whole infos, which have the same keys after a reset by the worker and after a separate reset."""
     assert info.shape == (len(obs),)
     np.testing.assert_array_equal(obs, np.stack([row["code"] for row in info]))
-    assert not any({"final_obs", "final_info"} & row.keys() for row in info)
+    assert {*map(frozenset, info)} == {frozenset((*KEYS, "env_id"))}
     return {"action": np.array([row["action_mask"].argmax() + 2 for row in info])}
 
 
@@ -84,28 +86,13 @@ def test_the_policy_gets_the_infos_of_the_observations_on_which_it_acts(loop: st
 
 
 @pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
-@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+@kinds
 def test_the_info_of_an_env_that_was_restarted_counts(kind: Any, tmp_path: Any) -> None:
     fns = [partial(Failing, {None}, tmp_path, partial(Told, 9))] * 3  # without a seed, and once
     with kind(DummyVectorEnv(fns, on_error="restart"), by_key, frames_per_batch=24, info_keys=KEYS) as collector:
         for _ in range(6):
             collector.next()
         assert collector.stats().broken_episodes == 1
-
-
-@pytest.mark.parametrize("seeds", [None, EpisodeSeeds(0)], ids=["", "seeds"])
-def test_the_info_of_a_reset_by_the_worker_is_that_of_a_separate_reset(seeds: Any) -> None:
-    """A policy cannot tell if the worker reset the env in the same round or in a separate round."""
-    seen: list[set[str]] = []
-
-    def policy(obs: np.ndarray, info: np.ndarray) -> Any:
-        seen.extend({*row} for row in info)
-        return by_info(obs, info)
-
-    with SyncDataCollector([partial(Told, 4)] * 3, policy, frames_per_batch=30, episode_seeds=seeds) as collector:
-        for _ in range(4):
-            collector.next()
-    assert all(keys == seen[0] for keys in seen)
 
 
 class Late(Told):
