@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -34,7 +35,6 @@ from tests.support.collector_envs import (
     zeros,
 )
 from tests.support.countdown import BreaksOnce, Countdown, Stops
-from tests.support.ledger import wait_until
 from vecenv import (
     DummyVectorEnv,
     GymnasiumVectorEnv,
@@ -42,8 +42,8 @@ from vecenv import (
     PettingZooEnv,
     ShmemVectorEnv,
     SyncVectorEnv,
+    ThreadVectorEnv,
     VectorEnvNormObs,
-    VectorEnvWrapper,
     flatten_agents,
     from_gymnasium,
 )
@@ -69,35 +69,26 @@ def from_one_stream(kind: type, venv: Any, frames: int, **options: Any) -> list[
 
 
 BREAKS = [partial(BreaksOnce, 9, 1, at) for at in (2, 5, 7)]
-VENVS: dict[str, Callable[[], Any]] = {
-    "autoreset": lambda: DummyVectorEnv(cartpoles(3)),
-    "wrapper": lambda: VectorEnvNormObs(DummyVectorEnv(cartpoles(3))),
-    "transforms": lambda: TransformedVectorEnv(DummyVectorEnv(cartpoles(3)), [VecNorm(), CatFrames(2, -1)]),
-    "failures": lambda: DummyVectorEnv(BREAKS, on_error="restart"),
+VENVS: dict[str, Callable[[int], Any]] = {
+    "autoreset": lambda frames: DummyVectorEnv(cartpoles(3)),
+    "workers": lambda frames: ShmemVectorEnv(cartpoles(3), num_workers=frames % 4),
+    "wrapper": lambda frames: VectorEnvNormObs(DummyVectorEnv(cartpoles(3))),
+    "transforms": lambda frames: TransformedVectorEnv(DummyVectorEnv(cartpoles(3)), [VecNorm(), CatFrames(2, -1)]),
+    "failures": lambda frames: DummyVectorEnv(BREAKS, on_error="restart"),
 }
+"""Makers of vector envs by name. The number of workers depends on the number of frames."""
 
 
 @pytest.mark.guarantee("G10.1")
 @pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
 @kinds
-@pytest.mark.parametrize("limit", [None, 15])
 @pytest.mark.parametrize("name", VENVS)
-def test_the_data_does_not_depend_on_frames_per_batch(kind: type, name: str, limit: int | None) -> None:
-    whole = from_one_stream(kind, VENVS[name](), 90, max_frames_per_traj=limit)
-    for frames in (3, 30):
-        parts = from_one_stream(kind, VENVS[name](), frames, max_frames_per_traj=limit)
-        for found, expected in zip(parts, whole, strict=True):
-            assert_equal(found, expected)
-
-
-@kinds
-def test_two_runs_with_one_seed_are_the_same_whatever_the_workers(kind: type) -> None:
-    runs = [
-        from_one_stream(kind, venv, 30)
-        for venv in (DummyVectorEnv(cartpoles(3)), ShmemVectorEnv(cartpoles(3), num_workers=2))
-    ]
-    for found, expected in zip(*runs, strict=True):
-        assert_equal(found, expected)
+def test_the_data_does_not_depend_on_frames_per_batch_and_workers(kind: type, name: str) -> None:
+    for limit in (None, 15):
+        runs = [from_one_stream(kind, VENVS[name](frames), frames, max_frames_per_traj=limit) for frames in (90, 3, 30)]
+        for other in runs[1:]:
+            for found, expected in zip(other, runs[0], strict=True):
+                assert_equal(found, expected)
 
 
 def with_last(obs: Any, state: Any) -> dict[str, Any]:
@@ -145,40 +136,6 @@ def test_a_policy_may_write_into_its_observations(kind: type) -> None:
             flat = collector.rollout().flatten()
             np.testing.assert_array_equal(flat.obs[:, 1], flat.step_count)
             np.testing.assert_array_equal(flat.next.obs[:, 1], flat.step_count + 1)
-
-
-class Keeps(RandomPolicy):
-    def __call__(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
-        self.seen = [*getattr(self, "seen", []), obs]
-        return super().__call__(obs, *args, **kwargs)
-
-
-def test_a_random_policy_of_the_program_may_keep_its_inputs() -> None:
-    venv = DummyVectorEnv(countdowns(3, 4))
-    policy = Keeps(venv.action_space)
-    batch = batch_of(venv, policy, 20)
-    np.testing.assert_array_equal(np.stack(policy.seen, 1), batch.obs)
-
-
-class Reports(Countdown):
-    """Env with info keys that vector envs use for the last observation and for failures."""
-
-    def step(self, action: Any) -> Any:
-        obs, reward, terminated, truncated, _ = super().step(action)
-        return obs, reward, terminated, truncated, {"final_obs": -obs} | ({"restarted": True} if terminated else {})
-
-
-@kinds
-def test_keys_of_an_envs_own_info_mean_nothing_to_the_collector(kind: type) -> None:
-    """Also at the end of an episode that the collector truncates."""
-
-    def collect(env: type) -> list[dict[str, np.ndarray]]:
-        venv = DummyVectorEnv([partial(env, length) for length in (2, 9)])
-        with kind(venv, zeros, frames_per_batch=6, total_frames=24, max_frames_per_traj=3) as collector:
-            return by_env(collector)
-
-    for found, expected in zip(collect(Reports), collect(Countdown), strict=True):
-        assert_equal(found, expected)
 
 
 # Numbers of frames, and iterators.
@@ -345,58 +302,43 @@ class Level(Countdown):
         return np.array([self.episode, 0]), {}
 
 
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_reset_of_a_subclass_and_a_replaced_step_are_called(replaced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    venv, calls = Levels([partial(Level, 3)]), list[Any]()
-    step = venv.step
-    if replaced:
-        monkeypatch.setattr(venv, "step", lambda *args, **kwargs: calls.append(args) or step(*args, **kwargs))
-    with SyncDataCollector(venv, zeros, frames_per_batch=5, total_frames=30) as collector:
+def test_a_reset_of_a_subclass_is_called_for_each_episode() -> None:
+    with SyncDataCollector(Levels([partial(Level, 3)]), zeros, frames_per_batch=5, total_frames=30) as collector:
         assert {int(level) for batch in collector for level in batch.obs[..., 0].ravel()} == {50}
-    assert len(calls) == 30 * replaced
 
 
-def restart(venv: Any, _: Any) -> None:
+def restart(venv: Any) -> None:
     venv.close()
     venv.reset()
 
 
-OTHER_CALLS: dict[str, Any] = {
-    "step": lambda venv, _: venv.step(np.zeros(2, np.int64)),
-    "rollout": lambda venv, _: rollout(venv, 2, zeros),
-    "collector": lambda venv, _: SyncDataCollector(venv, zeros, frames_per_batch=4).next(),
-    "evaluate": lambda venv, collector: collector.evaluate(2, eval_env=venv),
-    "restart": restart,
-}
-
-
 @pytest.mark.guarantee("G10.2")
-@pytest.mark.parametrize("another_call", OTHER_CALLS)
-def test_a_vector_env_that_was_used_meanwhile_begins_new_episodes(another_call: str) -> None:
-    venv = DummyVectorEnv(countdowns(50, 50), lazy=another_call == "restart")
+@pytest.mark.parametrize(
+    "another_call",
+    [
+        lambda venv: venv.step(np.zeros(2, np.int64)),
+        lambda venv: rollout(venv, 2, zeros),
+        lambda venv: SyncDataCollector(venv, zeros, frames_per_batch=4).next(),
+        restart,
+    ],
+    ids=["step", "rollout", "collector", "restart"],
+)
+def test_a_vector_env_that_was_used_meanwhile_begins_new_episodes(another_call: Any) -> None:
+    venv = DummyVectorEnv(countdowns(50, 50), lazy=another_call is restart)
     with SyncDataCollector(venv, zeros, frames_per_batch=6) as collector:
         collector.rollout()
-        OTHER_CALLS[another_call](venv, collector)
+        another_call(venv)
         collector.reset([0], seed=1)
         batch = collector.rollout()
     assert batch.step_count.tolist() == batch.obs[:, :, 1].tolist() == [[0, 1, 2]] * 2
     assert batch.next.obs[:, :, 1].tolist() == [[1, 2, 3]] * 2
 
 
-class Same(VectorEnvWrapper):
-    """Wrapper in tianshou's interface, below which no worker resets its env in a step."""
-
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        return self.venv.step(*args, **kwargs)
-
-
-@pytest.mark.parametrize("wrap", [lambda venv: venv, Same])
-def test_resets_within_a_batch_share_rounds(wrap: Any) -> None:
-    """Workers reset envs in the round of the last step. Otherwise the envs that end together share a round."""
+def test_workers_reset_envs_in_the_round_of_the_last_step() -> None:
     venv = DummyVectorEnv(countdowns(3, 4, 5, 6))
-    with SyncDataCollector(wrap(venv), zeros, frames_per_batch=4 * 60) as collector:
-        batch = collector.rollout()
-        assert venv.stats()["rounds"] == 1 + 60 + (batch.done.any(0)[:-1].sum() if wrap is Same else 0)
+    with SyncDataCollector(venv, zeros, frames_per_batch=4 * 60) as collector:
+        assert collector.rollout().done.sum() == 57
+        assert venv.stats()["rounds"] == 1 + 60
 
 
 def test_keywords_for_processes_make_processes_and_others_leave_the_default() -> None:
@@ -517,49 +459,45 @@ def test_return_same_td_gives_one_object_in_one_memory_but_not_in_collect() -> N
             assert_equal(arrays(now), then)
 
 
-@pytest.fixture
-def asks() -> Iterator[Callable[..., set[str]]]:
-    """Return a function that collects, and returns the exploration types for which the policy asked."""
+def asked(collect: Callable[[Any], Any], **options: Any) -> set[str]:
+    """Return the exploration types for which the policy asks."""
 
     def policy(obs: np.ndarray) -> dict[str, Any]:
         return {"action": zeros(obs), "asked": [exploration_type().value] * len(obs)}  # type: ignore[union-attr]
 
-    def asked(collect: Any, **options: Any) -> set[str]:
-        with SyncDataCollector(countdowns(3, 3), policy, frames_per_batch=10, **options) as collector:
-            return set(collect(collector).extras["asked"].ravel().tolist())
+    with SyncDataCollector(countdowns(3, 3), policy, frames_per_batch=10, **options) as collector:
+        return set(collect(collector).extras["asked"].ravel().tolist())
 
-    yield asked
+
+@pytest.mark.parametrize(
+    "collect",
+    [
+        lambda collector: collector.rollout(),
+        lambda collector: next(iter(collector)),
+        lambda collector: collector.collect(n_step=10).batch,
+        lambda collector: collector.collect(n_episode=3).batch,
+    ],
+)
+def test_a_policy_asks_for_the_exploration_type_around_the_call_or_of_the_collector(collect: Any) -> None:
+    assert asked(collect) == {"random"}
+    assert asked(collect, exploration_type="mode") == {"mode"}
+    with set_exploration_type("mean"):
+        assert asked(collect, exploration_type="mode") == {"mean"}
+    with pytest.warns(DeprecationWarning, match="use exploration_type"):
+        assert asked(collect, exploration_mode="mean") == {"mean"}
     assert exploration_type() is None
 
 
-COLLECTS = [
-    lambda collector: collector.rollout(),
-    lambda collector: next(iter(collector)),
-    lambda collector: collector.collect(n_step=10).batch,
-    lambda collector: collector.collect(n_episode=3).batch,
-]
-
-
-def test_a_policy_asks_for_the_exploration_type_around_the_call_or_of_the_collector(asks: Any) -> None:
-    for collect in COLLECTS:
-        assert asks(collect) == {"random"}
-        assert asks(collect, exploration_type="mode") == {"mode"}
-        with set_exploration_type("mean"):
-            assert asks(collect, exploration_type="mode") == {"mean"}
-    with pytest.warns(DeprecationWarning, match="use exploration_type"):
-        assert asks(COLLECTS[0], exploration_mode="mean") == {"mean"}
-
-
-def test_a_collector_within_a_collection_has_a_type_of_its_own(asks: Any) -> None:
+def test_a_collector_within_a_collection_has_a_type_of_its_own() -> None:
     found: list[set[str]] = []
 
     def hook(step: Any) -> None:
         with set_exploration_type("mean"):
-            found.append(asks(COLLECTS[0]))
-        found.append(asks(COLLECTS[0]))
+            found.append(asked(lambda collector: collector.rollout()))
+        found.append(asked(lambda collector: collector.rollout()))
 
     with set_exploration_type("mode"):
-        assert asks(lambda collector: collector.collect(n_step=2, on_step=hook).batch) == {"mode"}
+        assert asked(lambda collector: collector.collect(n_step=2, on_step=hook).batch) == {"mode"}
     assert found == [{"mean"}, {"random"}]
 
 
@@ -592,10 +530,10 @@ def test_a_collector_goes_on_where_the_state_was_saved(kind: type) -> None:
 # AsyncDataCollector.
 
 
-def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
-    """A step of one group waits for a file, which the policy writes when it is called for the other group."""
-    seen: list[list[int]] = []
-    over = tmp_path / "over"
+def test_envs_step_while_the_policy_runs() -> None:
+    """A step of one group waits until the policy is called for the other group."""
+    seen: list[int] = []
+    called = [[threading.Event() for _ in range(100)] for _ in range(2)]
 
     class WaitsForOther(Countdown):
         def __init__(self, env: int) -> None:
@@ -603,24 +541,20 @@ def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
             self.env = env
 
         def step(self, action: Any) -> Any:
-            flag = tmp_path / f"called-{1 - self.env}-{self.taken + self.env}"
-            wait_until(
-                lambda: flag.exists() or over.exists(),
-                text=f"the policy was not called for the other while env {self.env} stepped",
-            )
+            assert called[1 - self.env][self.taken + self.env].wait(60)
             return super().step(action)
 
     def policy(obs: np.ndarray, env_id: np.ndarray) -> np.ndarray:
-        seen.append(env_id.tolist())
-        for env, taken in zip(env_id.tolist(), obs[:, 1].tolist(), strict=True):
-            (tmp_path / f"called-{env}-{taken}").touch()
+        seen.append(int(env_id[0]))
+        called[env_id[0]][obs[0, 1]].set()
         return zeros(obs)
 
     fns = [partial(WaitsForOther, env) for env in range(2)]
-    with AsyncDataCollector(ShmemVectorEnv(fns, num_workers=2), policy, frames_per_batch=8) as collector:
+    with AsyncDataCollector(ThreadVectorEnv(fns, num_workers=2), policy, frames_per_batch=8) as collector:
         assert collector.rollout().frames == 8
-        over.touch()  # the steps in flight wait for a call of the policy that never comes
-    assert seen[:4] == [[0], [1], [0], [1]]
+        for event in (event for events in called for event in events):
+            event.set()  # the steps in flight wait for a call of the policy that never comes
+    assert seen[:4] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("groups", [1, 3, 9])

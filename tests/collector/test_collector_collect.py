@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
 from typing import Any
 
@@ -19,8 +18,8 @@ from collector import (
     SyncDataCollector,
 )
 from tests.support.collector_envs import arrays, assert_equal, countdowns, kinds, pendulums, zeros
-from tests.support.countdown import Countdown, DictObs
-from vecenv import DummyVectorEnv, RowWiseWrapper, nest
+from tests.support.countdown import Countdown
+from vecenv import DummyVectorEnv, RowWiseWrapper
 
 
 def ones(obs: np.ndarray) -> np.ndarray:
@@ -95,37 +94,38 @@ def test_the_batch_has_only_whole_episodes_whatever_on_episode_does(kind: type, 
         assert (stats.batch.frames, stats.batch.done.sum()) == (300, 6)
 
 
+def fail(collector: Any) -> None:
+    with pytest.raises(OverflowError):
+        collector.collect(n_step=4, on_step=raise_error)
+
+
+def raise_error(step: StepBatch) -> None:
+    raise OverflowError
+
+
 @kinds
-@pytest.mark.parametrize("how", ["at each batch", "reset", "reset of one", "set_seed", "error"])
-def test_a_cutter_keeps_no_episode_that_is_abandoned(kind: type, how: str) -> None:
-    cutter, steps, broken = EpisodeCutter(), list[Any](), list[int]()
-
-    def policy(obs: np.ndarray) -> np.ndarray:
-        if broken:
-            raise OverflowError
-        return ones(obs)
-
-    def fail() -> None:
-        broken.append(1)
-        with pytest.raises(OverflowError):
-            collector.next()
-        broken.clear()
-
-    with make(kind, 999, 999, policy=policy, reset_at_each_iter=how == "at each batch") as collector:
-        abandon = {
-            "at each batch": lambda: None,
-            "reset": collector.reset,
-            "reset of one": lambda: collector.reset([0]),
-            "set_seed": lambda: collector.set_seed(3),
-            "error": fail,
-        }[how]
+@pytest.mark.parametrize(
+    "abandon",
+    [
+        None,
+        lambda collector: collector.reset(),
+        lambda collector: collector.reset([0]),
+        lambda collector: collector.set_seed(3),
+        fail,
+    ],
+    ids=["reset at each iter", "reset", "reset of one", "set_seed", "error"],
+)
+def test_a_cutter_keeps_no_episode_that_is_abandoned(kind: type, abandon: Any) -> None:
+    cutter, steps = EpisodeCutter(), list[Any]()
+    with make(kind, 999, 999, reset_at_each_iter=abandon is None) as collector:
         for _ in range(6):
             batch = collector.next().flatten()
             assert len(cutter.cut(batch)) == 0
             steps += zip(batch.env_ids.tolist(), batch.traj_ids.tolist(), strict=True)
             in_progress = [max(ids for ids in steps if ids[0] == env) for env in (0, 1)]
             assert cutter.unfinished_steps == sum(map(steps.count, in_progress))
-            abandon()
+            if abandon is not None:
+                abandon(collector)
     assert len(steps) == 120
     assert cutter.unfinished_steps < 80
 
@@ -137,18 +137,6 @@ def test_an_episode_of_which_a_cutter_has_not_seen_the_reset_is_not_whole() -> N
         found = [episode for _ in range(5) for episode in cutter.cut(collector.collect(n_step=8).batch)]
     assert [(len(episode), episode.env_id) for episode in found] == [(5, 0)] * 3 + [(12, 1)]
     assert all(episode.obs[0][1] == 0 for episode in found)
-
-
-def test_what_a_cutter_keeps_holds_no_batch() -> None:
-    """The cutter keeps only the steps of unfinished episodes, because an episode may be long."""
-    cutter = EpisodeCutter()
-    with SyncDataCollector([lambda: DictObs(Countdown(999))] * 2, zeros, frames_per_batch=20) as collector:
-        batch = collector.rollout().flatten()
-    columns = [weakref.ref(leaf) for leaf in nest.leaves((batch.obs, batch.action, batch.reward, batch.terminated))]
-    cutter.cut(batch)
-    del batch
-    assert all(column() is None for column in columns)
-    assert cutter.unfinished_steps == 20
 
 
 # Step hooks.
@@ -273,12 +261,12 @@ class Shown(Countdown):
 
     frames = 0
 
-    def __init__(self, length: int, pass_time: Any = lambda part: None) -> None:
+    def __init__(self, length: int, pass_time: Any = lambda: None) -> None:
         super().__init__(length)
         self.pass_time = pass_time
 
     def step(self, action: Any) -> Any:
-        self.pass_time("envs")
+        self.pass_time()
         return super().step(action)
 
     def render(self) -> None:
@@ -286,32 +274,29 @@ class Shown(Countdown):
 
 
 @kinds
-@pytest.mark.parametrize("slow", ["envs", "policy", "idle", "hooks"])
-def test_the_slowest_part_is_the_bottleneck(slow: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_each_part_is_counted_and_the_slowest_is_the_bottleneck(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr("collector.basics.timing.time.perf_counter", lambda: now[0])
 
-    def pass_time(part: str) -> None:
-        now[0] += 1.0 if part == slow else 0.01
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
 
     def policy(obs: np.ndarray) -> np.ndarray:
-        pass_time("policy")
+        pass_time(0.5)
         return zeros(obs)
 
-    with kind(DummyVectorEnv([partial(Shown, 3, pass_time)]), policy, frames_per_batch=2) as collector:
+    with kind(DummyVectorEnv([partial(Shown, 3, lambda: pass_time(2.0))]), policy, frames_per_batch=2) as collector:
         for _ in range(3):
-            collector.collect(n_step=2, on_step=lambda step: pass_time("hooks"))
-            pass_time("idle")
+            collector.collect(n_step=2, on_step=lambda step: pass_time(0.25))
+            pass_time(1.0)
         collector.next()
         stats = collector.stats()
-    assert stats.bottleneck == slow
-    assert stats.bottleneck_share.startswith(slow)
-    assert stats.total == pytest.approx(
-        sum((stats.env, stats.policy, stats.transfer, stats.storage, stats.hooks, stats.idle))
-    )
-    assert stats.frames == 8
-    for part, count in (("hooks", 6), ("policy", 8), ("idle", 3)):
-        assert getattr(stats, part) == pytest.approx(count * (1.0 if slow == part else 0.01))
+    assert (stats.frames, stats.bottleneck, stats.bottleneck_share[:4]) == (8, "envs", "envs")
+    assert (stats.policy, stats.hooks, stats.idle) == (8 * 0.5, 6 * 0.25, 3.0)
+    assert stats.env >= 8 * 2.0
+    assert stats.total == sum((stats.env, stats.policy, stats.transfer, stats.storage, stats.hooks, stats.idle))
 
 
 def test_every_round_is_rendered_and_the_pause_counts_as_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:

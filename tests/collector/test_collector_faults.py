@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import tracemalloc
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium import spaces
 
-from collector import AsyncDataCollector, Rollout, SyncDataCollector
+from collector import AsyncDataCollector, EpisodeCutter, SyncDataCollector
 from collector.batch import arrival_log
 from collector.batch.step_log import StepLog
 from tests.support.collector_envs import batch_of, countdowns, kinds, zeros
-from tests.support.countdown import Breaks, BreaksOnce, Countdown
+from tests.support.countdown import Breaks, BreaksOnce, Countdown, PaysTwo
 from tests.support.ctrl_c import interrupting
 from vecenv import DummyVectorEnv, ShmemVectorEnv
 
@@ -131,121 +128,46 @@ def test_after_a_failure_of_postproc_a_collector_continues(kind: type) -> None:
         assert collector.next() is None
 
 
-class Wide(Countdown):
-    """Env with observations of 80 kB."""
-
-    def __init__(self) -> None:
-        super().__init__(99)
-        self.observation_space = spaces.Box(0, 1, (10_000,), np.float64)
-
-    def reset(self, **kwargs: Any) -> Any:
-        return np.zeros(10_000), {}
-
-    def step(self, action: Any) -> Any:
-        return np.zeros(10_000), *super().step(action)[1:]
-
-
-@kinds
-def test_a_collector_holds_no_memory_of_earlier_batches(kind: type) -> None:
-    """Also not of a large batch, or through steps that are left for the next batch."""
-    with kind([Wide] * 2, zeros, frames_per_batch=42, backend="dummy") as collector:
-        tracemalloc.start()
-        try:
-            collector.collect(n_step=400)
-            held = [collector.rollout().frames and tracemalloc.get_traced_memory()[0] for _ in range(3)]
-        finally:
-            tracemalloc.stop()
-    assert held[2] < 120 * 80_000, "the log of a batch has up to twice the rows of the batch"
-    assert held[2] - held[1] < 8 * 80_000
-
-
 # With on_error="restart", the episode of a failure ends with the step before, and the collection continues.
-
-
-class Fails(Countdown):
-    """Countdown that raises in some steps (episode, step)."""
-
-    def __init__(self, length: int, failures: frozenset[tuple[int, int]], reward: Any = 1.0) -> None:
-        super().__init__(length)
-        self.failures, self.reward = failures, reward
-
-    def step(self, action: Any) -> Any:
-        if (self.episode, self.taken) in self.failures:
-            raise OverflowError("the env broke")
-        obs, _, *rest = super().step(action)
-        return (obs, self.reward, *rest)
-
-    def steps(self) -> Iterator[tuple[int, int, bool, bool]]:
-        """Yield episode, step, whether the episode ends, and whether the next step fails."""
-        episode = 0
-        while True:
-            for step in range(self.length):
-                if (episode, step) in self.failures:
-                    break
-                yield episode, step, step + 1 == self.length, (episode, step + 1) in self.failures
-            episode += 1
-
-
-def failing_envs(rng: np.random.Generator) -> list[Any]:
-    """Return functions that make one to three envs with random failures, with the same kind of reward."""
-    reward = [1.0, np.inf, np.array([1.0, 2.0])][rng.integers(3)]
-    share = rng.choice([0.05, 0.3])
-    pairs = [frozenset((e, t) for e in range(40) for t in range(5) if rng.random() < share) for _ in range(3)]
-    return [partial(Fails, int(rng.integers(2, 6)), pairs[i], reward) for i in range(rng.integers(1, 4))]
-
-
-def check_flat(flat: Any, env: Fails, i: int, steps: Iterator[Any]) -> None:
-    """Check that the rows of env i are its next steps. If a later step failed in this batch, the last is truncated."""
-    next_obs = flat.next.obs  # a copy on each access
-    for k in (flat.env_ids == i).nonzero()[0]:
-        episode, step, ends, fails = next(steps)
-        assert flat.obs[k].tolist() == [episode, step]
-        assert next_obs[k].tolist() == [episode, step + 1]
-        assert (flat.terminated[k], flat.reward[k].tolist()) == (ends, np.asarray(env.reward).tolist())
-        assert flat.broken[k] == (flat.traj_ids[k] in flat.broken_ids)
-        assert flat.truncated[k] == (fails and flat.broken[k])
-
-
-def check_padded(batch: Rollout) -> None:
-    failed = batch.broken & ~batch.mask
-    assert batch.truncated[failed].all()
-    assert not batch.reward[failed].any()
-    np.testing.assert_array_equal(batch.next.obs[failed], batch.obs[failed])
-    ends = np.argwhere(((batch.terminated | batch.truncated) & batch.mask).T)[:, ::-1]
-    np.testing.assert_array_equal(np.stack([batch.final_env, batch.final_time], 1), ends)
-    np.testing.assert_array_equal(batch.final_obs, batch.next.obs[tuple(ends.T)])
 
 
 @pytest.mark.guarantee("G10.10")
 @pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
-@kinds
-def test_only_the_steps_that_failed_are_lost(kind: Any) -> None:
-    """Random failures against a plain loop. tests/fuzz has episodes, tensors and other backends."""
-    for seed in range(10):
-        rng = np.random.default_rng(seed)
-        fns = failing_envs(rng)
-        venv = DummyVectorEnv(fns, on_error="restart", max_restarts=10**6)
-        frames, envs = len(fns) * int(rng.integers(1, 20)), [make() for make in fns]
-        steps = [env.steps() for env in envs]
-        with kind(venv, zeros, frames_per_batch=frames) as collector:
-            batches = [collector.rollout() for _ in range(8)]
-            assert collector.stats().broken_episodes == sum(len(batch.broken_ids) for batch in batches)
-        for batch in batches:
-            assert batch.frames + batch.dropped_rows == frames
-            flat, split = batch.flatten(), batch.split_trajectories()
-            for i, env in enumerate(envs):
-                check_flat(flat, env, i, steps[i])
-            assert split.mask.sum() == batch.frames == len(flat.obs)
-            np.testing.assert_array_equal(split.broken, split.mask & np.isin(split.traj_ids, batch.broken_ids))
-            if isinstance(batch, Rollout):
-                check_padded(batch)
+@pytest.mark.parametrize("wrap", [lambda env: env, PaysTwo], ids=["number", "vector"])
+def test_only_the_steps_that_failed_are_lost(wrap: Any) -> None:
+    """tests/fuzz compares random failures with a loop by hand."""
+    fns = [lambda at=at: wrap(BreaksOnce(9, 0, at)) for at in (2, 4, 99)]
+    venv, cutter = DummyVectorEnv(fns, on_error="restart"), EpisodeCutter()
+    with SyncDataCollector(venv, lambda obs: zeros(obs) + 1, frames_per_batch=12) as collector:
+        batches = [collector.next() for _ in range(3)]
+        assert collector.stats().broken_episodes == 2
+    first, second, _ = batches
+    assert first.mask.tolist() == [[True, True, False, True], [True] * 4, [True] * 4]
+    assert first.truncated.tolist() == [[False, True, True, False], [False] * 4, [False] * 4]
+    assert first.obs[0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0]]
+    np.testing.assert_array_equal(first.next.obs[0, :3], [[0, 1], [0, 2], [0, 2]])
+    assert not first.reward[0, 2].any()
+    assert first.reward[first.mask].all()
+    assert second.mask.tolist() == [[True] * 4, [False, True, True, True], [True] * 4]
+    assert second.truncated.sum() == second.truncated[1, 0] == 1, "an earlier batch has the last valid step"
+    assert [batch.broken_ids.tolist() for batch in batches] == [[0], [1], []]
+    for batch in batches:
+        flat, split = batch.flatten(), batch.split_trajectories()
+        assert batch.frames + batch.dropped_rows == 12
+        assert batch.frames == split.mask.sum() == len(flat.obs) == batch.mask.sum()
+        np.testing.assert_array_equal(split.broken, split.mask & np.isin(split.traj_ids, batch.broken_ids))
+        np.testing.assert_array_equal(flat.broken, np.isin(flat.traj_ids, batch.broken_ids))
+        ends = np.argwhere(((batch.terminated | batch.truncated) & batch.mask).T)[:, ::-1]
+        np.testing.assert_array_equal(np.stack([batch.final_env, batch.final_time], 1), ends)
+        np.testing.assert_array_equal(batch.final_obs, batch.next.obs[tuple(ends.T)])
+        assert {len(episode) for episode in cutter.cut(batch)} <= {9}
 
 
 @kinds
 def test_broken_episodes_are_counted_and_one_warning_names_the_env(kind: type) -> None:
-    venv = DummyVectorEnv([partial(Fails, 3, frozenset((e, 0) for e in range(3)))] * 2, on_error="restart")
+    venv = DummyVectorEnv([partial(BreaksOnce, 3, 0, 0), partial(BreaksOnce, 3, 1, 0)] * 3, on_error="restart")
     message = r"\d episodes? of this batch broke off because envs failed \(env 0: OverflowError: the env broke\)"
-    with kind(venv, zeros, frames_per_batch=4) as collector:
+    with kind(venv, zeros, frames_per_batch=12) as collector:
         with pytest.warns(RuntimeWarning, match=message) as caught:
             batches = [collector.next() for _ in range(6)]
         assert str(collector.stats()).endswith("; 6 broken episodes")

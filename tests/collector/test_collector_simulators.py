@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
-from gymnasium.vector import SyncVectorEnv
 
 from collector import Dataset, MultiStep, RecordEpisodes, SyncDataCollector
 from tests.support.backends import FULL
@@ -131,8 +128,7 @@ def test_transforms_begin_with_the_next_episode(final: str) -> None:
 # Recordings.
 
 
-def assert_same_episodes(ours: Path, theirs: Path) -> None:
-    one, other = Dataset(ours), Dataset(theirs)
+def assert_same_episodes(one: Dataset, other: Dataset) -> None:
     assert len(one) == len(other) > 0
     assert one.verify() == []
     for mine, known in zip(one, other, strict=True):
@@ -155,25 +151,7 @@ def test_recorded_episodes_are_those_of_the_same_envs_one_by_one(library: str, f
     for name, venv in (("ours", simulated), ("theirs", alone(more=True))):
         recorded = RecordEpisodes(venv, tmp_path / name, info_keys=keys, shard_bytes=2**17)
         assert isinstance(batches(recorded)[0].obs, np.ndarray)
-    assert_same_episodes(tmp_path / "ours", tmp_path / "theirs")
-
-
-@pytest.mark.usefixtures("no_fsync")
-@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
-def test_recorded_episodes_of_a_simulator_that_does_not_reset_in_the_step(mode: str, tmp_path: Path) -> None:
-    envs = from_gymnasium(SyncVectorEnv([partial(Alone, i, True) for i in range(N)], autoreset_mode=mode))
-    for name, venv in (("ours", envs), ("theirs", alone(more=True))):
-        over = np.zeros(N, np.bool_)
-        with RecordEpisodes(venv, tmp_path / name, info_keys=("speed", "lap"), shard_bytes=2**16) as recorded:
-            recorded.reset()
-            for t in range(40):
-                if mode == "Disabled" and over.any():
-                    recorded.reset(over.nonzero()[0])
-                options = {"reset": over} if mode == "NextStep" else {}
-                _, _, terminated, truncated, info = recorded.step(np.full((N, 2), t / 100, np.float32), **options)
-                over = terminated | truncated
-                assert t % 7 or [row["env_id"] for row in info] == [*range(N)]
-    assert_same_episodes(tmp_path / "ours", tmp_path / "theirs")
+    assert_same_episodes(Dataset(tmp_path / "ours"), Dataset(tmp_path / "theirs"))
 
 
 @pytest.mark.usefixtures("no_fsync")
@@ -189,31 +167,3 @@ def test_a_recorded_simulator_gets_the_tensors_of_the_caller(tmp_path: Path) -> 
             venv.step(np.full((N, 2), 0.5), autoreset=True)
         assert type(simulated.actions) is torch.Tensor
     np.testing.assert_array_equal(Dataset(tmp_path)[0].action, np.full((2, 2), 0.5, np.float32))
-
-
-class Wide(Simulator):
-    """Simulator with 300 numbers per env."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__(np, n)
-        self.single_observation_space = Box(-100, 100, (300,), np.float32)
-
-    def _obs(self, name: str) -> Any:
-        return np.repeat(super()._obs(name), 100, 1)
-
-
-@pytest.mark.usefixtures("no_fsync")
-def test_recording_keeps_a_bounded_part_of_the_steps(tmp_path: Path) -> None:
-    """Episodes of 2 to 65 steps, so that each log has unfinished ones."""
-    actions = np.zeros((64, 2), np.float32)
-    with RecordEpisodes(from_gymnasium(Wide(64)), tmp_path, shard_bytes=2**20) as venv:
-        venv.reset()
-        tracemalloc.start()
-        try:
-            for _ in range(300):
-                venv.step(actions, autoreset=True)
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-    assert sum(each.nbytes for each in Dataset(tmp_path)) > 18 * 2**20
-    assert peak < 10 * 2**20

@@ -61,25 +61,3 @@ def test_rows_of_a_tensordict_are_done_where_their_steps_end_an_episode_or_the_b
     np.testing.assert_array_equal(found["next", "truncated"][:, 0], batch.truncated | (last & ~batch.terminated))
     np.testing.assert_array_equal(found["next", "done"][:, 0], batch.done)
     np.testing.assert_array_equal(found["steps_to_next_obs"], batch.extras["steps"])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("fns", [pendulums(2), counting(2, length=4)], ids=["pendulum", "counting"])
-def test_torchrls_value_targets_are_those_of_a_loop(fns):
-    """TD(lambda) along the rows of each env, which goes on until an episode or the batch ends."""
-    value = pytest.importorskip("torchrl.objectives.value")
-    lmbda, found = 0.8, n_step_batch(fns, 3).to_tensordict()
-    after = torch.arange(20, dtype=torch.float32)[:, None]
-    found["next", "state_value"] = after
-    estimator = value.TDLambdaEstimator(gamma=0.9, lmbda=lmbda, value_network=None)
-    targets, expected = estimator.value_estimate(found, next_value=after), np.zeros(20)
-    reward, steps = (found[key].numpy().ravel() for key in (("next", "reward"), "steps_to_next_obs"))
-    terminated, done = (found["next", key].numpy().ravel() for key in ("terminated", "done"))
-    for row in reversed(range(20)):
-        ahead = float(after[row])
-        if not done[row]:
-            ahead = (1 - lmbda) * ahead + lmbda * expected[row + 1]
-        expected[row] = reward[row] + (0 if terminated[row] else 0.9 ** steps[row] * ahead)
-    np.testing.assert_allclose(targets.numpy().ravel(), expected, rtol=1e-5, atol=1e-6)
-    assert done.sum() == (14 if terminated.any() else 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,13 +13,11 @@ from gymnasium import spaces
 
 from collector import (
     AsyncDataCollector,
-    Dataset,
     EpisodeCutter,
     EpisodeSeeds,
     FlatRollout,
     Interruptor,
     MultiStep,
-    RecordEpisodes,
     Rollout,
     SyncDataCollector,
     rollout,
@@ -109,9 +106,7 @@ SOURCES: dict[str, Callable[[str], list[Batch]]] = {
     "sync": partial(two, SyncDataCollector),
     "async": partial(two, AsyncDataCollector),
     "set_truncated": partial(two, SyncDataCollector, set_truncated=True),
-    "split_trajs": partial(two, SyncDataCollector, split_trajs=True),
     "failures": partial(two, SyncDataCollector, fails_at=9),
-    "async failures": partial(two, AsyncDataCollector, fails_at=9),
     "stopped": stopped,
     "rollout": pauses,
 }
@@ -130,7 +125,7 @@ VALUES: dict[str, Callable[[Any], Any]] = {
 }
 """Critics: two that are right, and one that differs from step to step."""
 right = VALUES["by observation"]
-QUICK = ("sync", "split_trajs", "failures", "stopped", "async")
+QUICK = ("sync", "failures", "stopped", "async")
 every_source = pytest.mark.parametrize(
     "source", [*QUICK, *(pytest.param(each, marks=FULL) for each in SOURCES if each not in QUICK)]
 )
@@ -245,23 +240,3 @@ def test_each_target_of_an_episode_is_right(source: str, flag: str) -> None:
             assert np.flatnonzero(episode.terminated | episode.truncated).tolist() == [len(episode) - 1]
     assert len(counts) == 1
     assert (counts != {0}) == (flag != "cut" or source == "set_truncated")
-
-
-@pytest.mark.usefixtures("no_fsync")
-@pytest.mark.parametrize("fails_at", [0, 9])
-@pytest.mark.parametrize("flag", ["terminated", "truncated"])
-def test_each_target_of_a_data_set_is_right(flag: str, fails_at: int, tmp_path: Path) -> None:
-    """A data set has only whole episodes: not those that a failure or the end of the program cuts."""
-    recorded = RecordEpisodes(venv(flag, fails_at), tmp_path / "data")
-    with SyncDataCollector(recorded, zeros, **options(flag)) as collector:
-        for _ in range(3):
-            collector.next()
-    data = Dataset(tmp_path / "data")
-    assert len(data) > 10
-    for steps in (data.transitions(), next(data.batches(64, seed=0))):
-        np.testing.assert_allclose(steps.reward + GAMMA * ~steps.terminated * right(steps.next_obs), RIGHT)
-    found = data.transitions().to_tensordict()["next"]
-    np.testing.assert_allclose(
-        found["reward"][:, 0] + GAMMA * ~found["terminated"][:, 0] * right(found["observation"]), RIGHT
-    )
-    assert found["done"].sum() == len(data)

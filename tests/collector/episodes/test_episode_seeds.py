@@ -224,23 +224,6 @@ def test_episode_seeds_give_numbers_in_order_without_those_to_be_skipped() -> No
 # Was everything keyed?
 
 
-class Adding(Net):
-    """Changes a parameter in a way that torch does not count."""
-
-    def __init__(self) -> None:
-        super().__init__(self.add)
-        self.sum = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
-
-    def add(self, obs: torch.Tensor) -> torch.Tensor:
-        self.sum.data.add_(obs.sum(0))
-        return obs + self.sum
-
-
-def in_inference_mode(make: Any) -> Any:
-    with torch.inference_mode():
-        return make()
-
-
 @pytest.mark.guarantee("G11.5", "G11.6")
 @pytest.mark.parametrize(
     ("make", "options", "keyed"),
@@ -254,9 +237,6 @@ def in_inference_mode(make: Any) -> Any:
         (lambda venv: Net(after=lambda logits: torch.nn.functional.dropout(logits, 0.5)), {}, False),
         (lambda venv: Net(lambda obs: obs + np.random.rand()), {}, False),
         (lambda venv: Net(lambda obs: obs + random.random()), {}, False),
-        (lambda venv: Adding(), {}, False),
-        (lambda venv: in_inference_mode(Net), {}, True),
-        (lambda venv: in_inference_mode(Adding), {}, False),
     ],
 )
 def test_a_collector_knows_whether_all_its_actions_were_keyed(make: Any, options: Any, keyed: bool) -> None:
@@ -269,10 +249,26 @@ def test_a_collector_knows_whether_all_its_actions_were_keyed(make: Any, options
         assert collector.everything_keyed is keyed
 
 
-def test_without_episode_seeds_nothing_is_keyed() -> None:
-    with SyncDataCollector(cartpoles(2), frames_per_batch=4) as collector:
-        assert not collector.everything_keyed
-        assert not collector.all_played
+class Adding(Net):
+    """Changes a parameter in a way that torch does not count."""
+
+    def __init__(self) -> None:
+        super().__init__(self.add)
+        self.sum = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
+
+    def add(self, obs: torch.Tensor) -> torch.Tensor:
+        self.sum.data.add_(obs.sum(0))
+        return obs + self.sum
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize(("make", "keyed"), [(Net, True), (Adding, False)])
+def test_parameters_whose_changes_torch_does_not_count_are_compared(make: Any, keyed: bool, inference: bool) -> None:
+    with torch.inference_mode(inference):
+        policy = make()
+    with SyncDataCollector(cartpoles(2), policy, frames_per_batch=4, episode_seeds=EpisodeSeeds(0)) as collector:
+        collector.next()
+        assert collector.everything_keyed is keyed
 
 
 def test_actions_in_trees_are_the_samples_of_the_seeded_space() -> None:

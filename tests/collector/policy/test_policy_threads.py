@@ -112,26 +112,6 @@ def test_the_thread_that_collects_has_its_own_number_back() -> None:
     assert torch.get_num_threads() == CALLER
 
 
-@FULL
-def test_the_data_do_not_depend_on_the_callers_number() -> None:
-    terms = torch.rand(1_000_000, generator=torch.Generator().manual_seed(0))
-
-    def policy(obs: torch.Tensor) -> dict[str, torch.Tensor]:
-        sums = torch.stack([(terms * value).sum() for value in obs[:, 2]])
-        return {"action": (sums > 0).long(), "sums": sums}
-
-    def sums(callers: int, **options: Any) -> bytes:
-        torch.set_num_threads(callers)
-        venv = DummyVectorEnv(cartpoles(2))
-        with SyncDataCollector(venv, policy, frames_per_batch=32, policy_device="cpu", **options) as batches:
-            batches.set_seed(0)
-            return batches.rollout().extras["sums"].tobytes()
-
-    free = {"policy_threads": None}
-    assert sums(1, **free) != sums(4, **free), "torch's sums depend on the number of threads"
-    assert sums(1) == sums(2) == sums(4)
-
-
 @kinds
 def test_the_callers_number_is_back_between_batches_and_in_callbacks(kind: Any) -> None:
     policy, seen = Watching(), []
