@@ -384,18 +384,6 @@ def test_random_frames_come_first_and_have_zeros_for_what_only_the_policy_return
 
 
 @kinds
-def test_reset_at_each_iter_begins_each_batch_with_new_episodes(kind: type) -> None:
-    with kind(DummyVectorEnv(countdowns(100, 4)), zeros, frames_per_batch=12, reset_at_each_iter=True) as collector:
-        batches = [collector.next().flatten() for _ in range(3)]
-    for batch in batches:
-        starts = np.flatnonzero(np.diff(batch.env_ids, prepend=-1))
-        assert batch.obs[starts, 1].tolist() == batch.step_count[starts].tolist() == [0, 0]
-    assert [batch.obs[0, 0] for batch in batches] == [0, 1, 2]
-    ids = [number for batch in batches for number in np.unique(batch.traj_ids)]
-    assert len(set(ids)) == len(ids)
-
-
-@kinds
 def test_an_env_with_its_own_seed_method_is_reset_after_it(kind: type) -> None:
     class Own(Countdown):
         def seed(self, seed: int) -> None:

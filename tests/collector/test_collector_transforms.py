@@ -98,30 +98,6 @@ def test_the_device_is_that_of_the_policy() -> None:
     assert {leaf.device.type for leaf in seen} == {ACCELERATOR}
 
 
-def test_the_policy_gets_what_is_on_its_device_already() -> None:
-    venv = TransformedOnDevice(DummyVectorEnv(env_fns()), CatFrames(2, -1), "cpu")
-    seen, made = [], []
-    map_step = venv.map_step
-
-    def note(*columns: Any) -> Any:
-        result = map_step(*columns)
-        made.append(venv.on_device(result[0]))
-        return result
-
-    venv.map_step = note  # type: ignore[method-assign]
-
-    class Policy(Linear):
-        def forward(self, obs: Any) -> torch.Tensor:
-            seen.append(obs)
-            return super().forward(obs)
-
-    with SyncDataCollector(venv, Policy(), frames_per_batch=9) as collector:
-        collector.next()
-    assert len(seen) == 3
-    assert seen[1] is made[0]
-    assert seen[2] is made[1]
-
-
 def assert_equal_states(one: Any, other: Any) -> None:
     np.testing.assert_equal(*(nest.map(nest.as_array, state) for state in (one, other)))
 

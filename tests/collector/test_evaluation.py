@@ -45,41 +45,36 @@ def ones(obs: Any) -> Any:
 
 
 @kinds
-def test_evaluation_leaves_the_training_as_it_is(kind: type) -> None:
+@pytest.mark.parametrize("own", [False, True], ids=["sampled", "random policy"])
+def test_evaluation_leaves_the_training_as_it_is(kind: type, own: bool) -> None:
+    """A `RandomPolicy` that was passed to the collector has a random stream per training env."""
     found = []
     for evaluates in (False, True):
-        with kind(fns(), Policy(), frames_per_batch=30, total_frames=90, backend="dummy") as collector:
-            collector.set_seed(3)
-            torch.manual_seed(3)
-            steps = []
-            for batch in collector:
-                flat = batch.flatten()
-                steps.append(np.stack([flat.traj_ids, flat.step_count, flat.action]))
-                if evaluates:
-                    stats = collector.evaluate(5, keep=True)
-                    assert stats.lens.tolist() == [7] * 5
-                    assert stats.returns.tolist() == [14.0] * 5
-                    assert (stats.batch.action == 2).all()
-                    assert len(np.unique(collector.evaluate(9, "random", keep=True).batch.action)) == 3
+        with DummyVectorEnv(fns(2)) as fewer:
+            policy = RandomPolicy([*fewer.action_space, fewer.action_space[0]]) if own else Policy()
+            with kind(fns(), policy, frames_per_batch=30, total_frames=90, backend="dummy") as collector:
+                collector.set_seed(3)
                 torch.manual_seed(3)
-            assert collector.frames == 90
+                steps = []
+                for batch in collector:
+                    flat = batch.flatten()
+                    steps.append(np.stack([flat.traj_ids, flat.step_count, flat.action]))
+                    if evaluates:
+                        stats = collector.evaluate(5, keep=True)
+                        assert stats.lens.tolist() == [7] * 5
+                        assert own or (stats.batch.action == 2).all()
+                        for options in ({"exploration_type": "random"}, {"eval_env": fewer, "seed": 2}):
+                            assert len(collector.evaluate(9, **options).lens) == 9
+                    torch.manual_seed(3)
+                assert collector.frames == 90
         found.append(np.concatenate(steps, axis=1))
     np.testing.assert_array_equal(*found)
 
 
-@kinds
-def test_random_actions_of_the_training_continue(kind: type) -> None:
-    """A `RandomPolicy` that was passed to the collector has a random stream per training env."""
-    found = []
-    for evaluates in (False, True):
-        with DummyVectorEnv(fns()) as env:
-            policy = RandomPolicy(env.action_space)
-        with kind(fns(), policy, frames_per_batch=30, backend="dummy") as collector, DummyVectorEnv(fns(2)) as fewer:
-            collector.set_seed(1)
-            for eval_env in (None, fewer) if evaluates else ():
-                assert len(collector.evaluate(4, seed=2, eval_env=eval_env).returns) == 4
-            found.append(collector.next().action)
-    np.testing.assert_array_equal(*found)
+def test_an_evaluation_takes_the_mode_or_what_its_exploration_type_says() -> None:
+    with SyncDataCollector(fns(), Policy(), frames_per_batch=30) as collector:
+        assert collector.evaluate(5).returns.tolist() == [14.0] * 5
+        assert len(np.unique(collector.evaluate(9, "random", keep=True).batch.action)) == 3
 
 
 @kinds

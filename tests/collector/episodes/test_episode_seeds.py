@@ -93,14 +93,6 @@ def test_episodes_are_the_same_in_workers_and_when_some_are_skipped(fns: Any, po
     assert rest == {number: whole[number] for number in set(range(16)) - set(skip)}
 
 
-def test_random_frames_and_then_a_network_are_keyed_too() -> None:
-    def run() -> Any:
-        options = {"frames_per_batch": 20, "init_random_frames": 20, "episode_seeds": EpisodeSeeds(1, range(3))}
-        return bits(play(SyncDataCollector(cartpoles(2), Net(), **options)))
-
-    assert run() == run()
-
-
 def test_a_network_gets_a_row_for_each_env_on_one_thread_in_every_round() -> None:
     seen = []
 

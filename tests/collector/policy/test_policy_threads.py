@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -165,46 +163,20 @@ def test_jobs_have_it_too(options: Any, expected: int, tmp_path: Path, monkeypat
     assert (set(seen), set(between)) == ({expected}, {CALLER})
 
 
-def tasks() -> set[str]:
-    """Return the ids of the threads of this process, including OpenMP's threads."""
-    return set(os.listdir("/proc/self/task"))
-
-
 @FULL
 @NEEDS_LINUX
-def test_threads_that_learning_left_spinning_end_before_the_policy_runs() -> None:
-    def learn_and_collect() -> tuple[int, set[int]]:
-        before = tasks()
-        torch.ones(2_000_000).sin()  # work for several threads, as of a learner
-        pool = tasks() - before
-
-        def left() -> int:
-            deadline = time.monotonic() + PATIENCE
-            while pool & tasks() and time.monotonic() < deadline:
-                os.sched_yield()  # the system removes an ended thread later
-            return len(pool & tasks())
-
-        return len(pool), seen_in_batches(Watching(left))
-
-    assert in_a_thread(learn_and_collect) == (CALLER - 1, {0})
-
-
-@FULL
-@NEEDS_LINUX
-@pytest.mark.parametrize("imported", ["before", pytest.param("after", marks=pytest.mark.slow)])
-def test_a_process_that_is_forked_after_learning_collects(imported: str) -> None:
-    source = "from collector import SyncDataCollector\nfrom collector.device import math_libraries\n"
-    program = f"""
+def test_a_process_that_is_forked_after_learning_collects() -> None:
+    program = """
 import os, signal, sys
 import gymnasium, torch
-{source if imported == "before" else ""}
+from collector import SyncDataCollector
+from collector.device import math_libraries
 torch.set_num_threads(3)
 torch.ones(2_000_000).sin()
 child = os.fork()
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 signal.alarm(30)  # ends the process if it hangs
-{source}
 policy = torch.nn.Sequential(torch.nn.Linear(4, 256), torch.nn.Linear(256, 2), torch.nn.Softmax(-1))
 net = lambda obs: policy(obs).argmax(-1)
 make = [lambda: gymnasium.make("CartPole-v1")] * 2

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-import vecenv
 from collector import AsyncDataCollector, EpisodeSeeds, RandomPolicy, SyncDataCollector, rollout
 from tests.support.agent_envs import Herd
 from tests.support.cases import discrete
@@ -51,20 +50,12 @@ def native(mode: str) -> Any:
     return gymnasium.make_vec("CartPole-v1", N, vectorization_mode=mode)
 
 
-def herds(**options: Any) -> Any:
-    return flatten_agents(ParallelVectorEnv([Herd] * N, "dummy"), **options)
-
-
 SOURCES: dict[str, Callable[[], Any]] = {
-    "dummy": lambda: DummyVectorEnv(cartpoles(N)),
     "one space for all": lambda: DummyVectorEnv([OneSpaceForAll] * N),
-    "facade": lambda: vecenv.SyncVectorEnv(cartpoles(N)),
     "sync": lambda: native("sync"),
-    "from_gymnasium": lambda: vecenv.from_gymnasium(native("sync")),
     "transformed": lambda: TransformedVectorEnv(DummyVectorEnv(cartpoles(N)), SameActions()),
-    "agents": herds,
     "native": lambda: native("vector_entry_point"),
-    "own episodes": lambda: herds(own_episodes=True),
+    "own episodes": lambda: flatten_agents(ParallelVectorEnv([Herd] * N, "dummy"), own_episodes=True),
 }
 
 
@@ -152,26 +143,19 @@ def test_an_episode_has_the_actions_of_its_seed_whatever_the_other_envs_do() -> 
 # Action masks. The env raises an error for an action that its latest mask does not allow.
 
 
-def fixed(obs: Any) -> np.ndarray:
-    """Policy without masks. Only the form of its outputs counts while actions are random."""
-    return np.full(len(next(nest.leaves(obs))), 2)
-
-
-def batches(kind: Any, venv: Any, policy: Any = None, **options: Any) -> list[Any]:
-    with kind(venv, policy, frames_per_batch=24, **options) as collector:
+def batches(kind: Any, venv: Any, **options: Any) -> list[Any]:
+    with kind(venv, None, frames_per_batch=24, **options) as collector:
         return [collector.next() for _ in range(4)]
 
 
 LOOPS: dict[str, Callable[[Any], list[Any]]] = {
+    "sync": partial(batches, SyncDataCollector),
     "seeds": partial(batches, SyncDataCollector, episode_seeds=EpisodeSeeds(0)),
-    "limit": partial(batches, SyncDataCollector, max_frames_per_traj=5),
-    "reset": partial(batches, SyncDataCollector, reset_at_each_iter=True),
-    "first frames": partial(batches, SyncDataCollector, policy=fixed, init_random_frames=96),
     "episodes": lambda venv: [SyncDataCollector(venv, frames_per_batch=3).collect(n_episode=7).batch],
-    "async": partial(batches, AsyncDataCollector),
     "async, some": partial(batches, AsyncDataCollector),
     "rollout": lambda venv: [rollout(venv, 20, break_when_any_done=False), rollout(venv, 20)],
 }
+"""Loops with masks. tests/fuzz has masks in infos in each loop of a collector."""
 
 
 @pytest.mark.parametrize("place", ["obs", "info"])
