@@ -1,4 +1,4 @@
-"""Common parts of the collector's tests: backends, envs, policies, and a loop written by hand."""
+"""Common parts of the collector's tests: envs, policies, and the columns of batches."""
 
 from __future__ import annotations
 
@@ -11,13 +11,8 @@ import numpy as np
 import pytest
 
 from collector import AsyncDataCollector, FlatRollout, Rollout, SyncDataCollector
-from tests.support.backends import one_of
 from tests.support.countdown import Countdown
-from vecenv import DummyVectorEnv, ShmemVectorEnv
 
-BACKENDS = [DummyVectorEnv, ShmemVectorEnv]
-"""Envs in this process, and envs in workers that overwrite rows which they have returned."""
-backends = pytest.mark.parametrize("backend", one_of(BACKENDS))
 kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 
 
