@@ -84,11 +84,11 @@ VENVS: dict[str, Callable[[int], Any]] = {
 @kinds
 @pytest.mark.parametrize("name", VENVS)
 def test_the_data_does_not_depend_on_frames_per_batch_and_workers(kind: type, name: str) -> None:
-    for limit in (None, 15):
-        runs = [from_one_stream(kind, VENVS[name](frames), frames, max_frames_per_traj=limit) for frames in (90, 3, 30)]
-        for other in runs[1:]:
-            for found, expected in zip(other, runs[0], strict=True):
-                assert_equal(found, expected)
+    """With a limit, which some of the episodes reach."""
+    runs = [from_one_stream(kind, VENVS[name](frames), frames, max_frames_per_traj=15) for frames in (90, 3, 30)]
+    for other in runs[1:]:
+        for found, expected in zip(other, runs[0], strict=True):
+            assert_equal(found, expected)
 
 
 def with_last(obs: Any, state: Any) -> dict[str, Any]:
@@ -136,6 +136,37 @@ def test_a_policy_may_write_into_its_observations(kind: type) -> None:
             flat = collector.rollout().flatten()
             np.testing.assert_array_equal(flat.obs[:, 1], flat.step_count)
             np.testing.assert_array_equal(flat.next.obs[:, 1], flat.step_count + 1)
+
+
+class Keeps(RandomPolicy):
+    def __call__(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.seen = [*getattr(self, "seen", []), obs]
+        return super().__call__(obs, *args, **kwargs)
+
+
+def test_a_random_policy_of_the_program_may_keep_its_inputs() -> None:
+    venv = DummyVectorEnv(countdowns(3, 4))
+    policy = Keeps(venv.action_space)
+    batch = batch_of(venv, policy, 20)
+    np.testing.assert_array_equal(np.stack(policy.seen, 1), batch.obs)
+
+
+class Reports(Countdown):
+    """Env with info keys that vector envs use for the last observation and for failures."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"final_obs": -obs} | ({"restarted": True} if terminated else {})
+
+
+@kinds
+def test_keys_of_an_envs_own_info_mean_nothing_to_the_collector(kind: type) -> None:
+    """Also at the end of an episode that the collector truncates."""
+    found = []
+    for env in (Reports, Countdown):
+        with kind([partial(env, 2), partial(env, 9)], zeros, frames_per_batch=24, max_frames_per_traj=3) as collector:
+            found.append(arrays(collector.rollout()))
+    assert_equal(*found)
 
 
 # Numbers of frames, and iterators.
