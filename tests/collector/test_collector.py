@@ -164,7 +164,8 @@ def test_keys_of_an_envs_own_info_mean_nothing_to_the_collector(kind: type) -> N
     """Also at the end of an episode that the collector truncates."""
     found = []
     for env in (Reports, Countdown):
-        with kind([partial(env, 2), partial(env, 9)], zeros, frames_per_batch=24, max_frames_per_traj=3) as collector:
+        venv = DummyVectorEnv([partial(env, 2), partial(env, 9)])
+        with kind(venv, zeros, frames_per_batch=24, max_frames_per_traj=3) as collector:
             found.append(arrays(collector.rollout()))
     assert_equal(*found)
 
