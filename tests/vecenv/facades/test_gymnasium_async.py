@@ -3,8 +3,6 @@
 import contextlib
 import functools
 import multiprocessing
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from vecenv import (
     InterruptedCallError,
     SB3VecEnv,
     VectorEnvWrapper,
-    WorkerDiedError,
 )
 from vecenv.testing import CountingEnv, Gates, RaisesOnReset
 
@@ -86,34 +83,6 @@ def test_a_wait_that_timed_out_can_be_repeated_and_returns_all(mode):
         assert obs[:, 2].tolist() == ([0, 0] if mode == "SameStep" else [1, 1])
         assert terminations.all()
         assert rewards.tolist() == [1 / 1024, 1 + 1 / 1024]
-        envs.close()
-
-
-def test_a_wait_with_a_timeout_is_one_round_in_the_percentiles():
-    with contextlib.closing(AsyncVectorEnv([CountingEnv], num_workers=1)) as envs:
-        envs.reset_async()
-        envs.reset_wait(timeout=60)
-        stats = envs.venv.stats()
-        assert stats["round_p50_s"] == stats["wait_s"]
-
-
-@FULL
-def test_a_worker_that_dies_in_a_pending_call_is_reported_when_it_is_waited_for():
-    """Also if the env was restarted meanwhile, below the facade."""
-    with Gates(2, ops=["echo"], infos=False) as gates:
-        envs = AsyncVectorEnv(gates.env_fns, num_workers=2)
-        envs.reset()
-        pid, _ = envs.get_attr("ran_in")[1]
-        envs.call_async("echo", "a")
-        for i in (0, 1):
-            gates.await_arrival(i)
-        os.kill(pid, signal.SIGKILL)
-        gates.open(0)
-        envs.venv.reset(1)
-        with pytest.raises(WorkerDiedError, match=r"the worker of env 1 .* while running env 1"):
-            envs.call_wait(timeout=30)
-        gates.open(0, 1)
-        assert envs.call("echo", "b") == ("b", "b")
         envs.close()
 
 
