@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.support.gymnasium_cases import Reports, assert_same
+from tests.support.simulators import Simulator
 from vecenv import GymnasiumVectorEnv, SyncVectorEnv, from_gymnasium
 
 LIKE = [
@@ -98,21 +99,10 @@ def test_arrays_that_differ_in_dtype_or_shape_stay_what_they_are(values):
         assert column[2] is None
 
 
-class Simulator(gym.vector.SyncVectorEnv):
-    """Vector env whose infos hold a number for all envs, and a list, as those of simulators."""
-
-    def step(self, actions):
-        *result, infos = super().step(actions)
-        return (*result, {**infos, "fps": 30, "names": ["a", "b"]})
-
-
 def test_infos_of_a_vector_env_get_a_row_per_env():
-    envs = GymnasiumVectorEnv(from_gymnasium(Simulator([Reports] * 2)))
+    """A simulator may return a number for all envs, and a list."""
+    envs = GymnasiumVectorEnv(from_gymnasium(Simulator(np, 2, more=True)), autoreset_mode="SameStep")
     envs.reset()
-    infos = envs.step([0, 0])[-1]
-    assert {key: column.tolist() for key, column in infos.items()} == {
-        "fps": [30, 30],
-        "_fps": [True, True],
-        "names": ["a", "b"],
-        "_names": [True, True],
-    }
+    infos = envs.step(np.zeros((2, 2), np.float32))[-1]
+    assert (infos["size"].tolist(), infos["_size"].tolist()) == ([1.5, 1.5], [True, True])
+    assert (infos["name"].tolist(), infos["_name"].tolist()) == (["env 0", "env 1"], [True, True])
