@@ -38,26 +38,6 @@ def test_a_policy_that_follows_the_masks_plays_through_the_reset_after_a_full_bo
         assert (obs.any(), infos["done"].tolist()) == (False, [False])
 
 
-def act_of(agent):
-    return {"runner_0": 3, "runner_1": np.array([0.5, 0.25], np.float32), "runner_2": 2}[agent]
-
-
-def test_ends_are_reported_once_and_every_agent_is_rewarded():
-    with AECVectorEnv([Relay], "dummy") as venv:
-        venv.reset(seed=0)
-        results = [venv.step({agent: [act_of(agent)]}) for agent in [*venv.agents, "runner_0", "runner_1"]]
-        assert results[0][1].tolist() == [[3, 0.25, 0.25]]
-        assert results[1][1].tolist() == [[0.25, 0.75, 0.25]]
-        assert [terminations[0].tolist() for _, _, terminations, _, _ in results[2:]] == [
-            [False, False, False],
-            [True, False, False],
-            [False, False, False],
-        ]
-        assert results[3][4]["active"].tolist() == [[True, True, True]]
-        assert results[4][4]["active"].tolist() == results[3][4]["alive"].tolist() == [[False, True, True]]
-        assert not any(truncations.any() for _, _, _, truncations, _ in results)
-
-
 def test_an_illegal_move_ends_the_game_and_the_offender_pays():
     with AECVectorEnv(["classic/tictactoe-v3"] * 2, "dummy") as venv:
         venv.reset(seed=0)
@@ -79,8 +59,8 @@ def test_an_env_that_keeps_its_dead_is_an_error_and_no_endless_loop():
 
     with AECVectorEnv([Haunted], "dummy") as venv:
         venv.reset()
-        for agent in venv.agents:
-            venv.step({agent: [act_of(agent)]})
+        for agent, action in zip(venv.agents, ([3], [[0.5, 0.25]], [2]), strict=True):
+            venv.step({agent: action})
         with pytest.raises(EnvContractError, match="did not remove the dead agent 'runner_0'"):
             venv.step({"runner_0": [1]})
 

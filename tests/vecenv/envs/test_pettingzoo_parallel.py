@@ -34,28 +34,15 @@ def zoo_actions(n):
     }
 
 
-def test_batches_have_the_spaces_of_the_agents():
-    with ParallelVectorEnv([Zoo] * 2, "shmem", num_workers=1) as venv:
-        obs, infos = venv.reset(seed=7)
-        assert venv.agents == venv.possible_agents == Zoo.possible_agents == list(obs)
-        assert venv.observation_space("bee") == spaces.Box(-99, 99, (3,), np.int64)
-        assert venv.action_space("dog") == spaces.MultiDiscrete([3, 2])
-        assert (obs["ant"].dtype, obs["ant"].tolist()) == (np.float32, [[7, 0], [8, 0]])
-        assert {agent: mask[1].tolist() for agent, mask in infos["action_mask"].items()} == {
-            "ant": [True, False, True],
-            "bee": [False, True, True, False],
-        }
-        _, *columns, infos = venv.step(zoo_actions(2))
-        for part, dtype in zip(columns, ("float64", "bool", "bool"), strict=True):
-            assert {(batch.dtype.name, batch.shape) for batch in part.values()} == {(dtype, (2,))}
-
-
 def test_attributes_methods_and_frames_of_some_envs():
     with ParallelVectorEnv([Zoo] * 3, ShmemVectorEnv, num_workers=1) as venv:
         assert type(venv.venv) is ShmemVectorEnv
         assert (len(venv), venv.is_closed, venv.render_mode) == (3, False, "rgb_array")
         assert repr(venv).startswith("ParallelVectorEnv(4 agents")
-        venv.reset(options={"t": 2})
+        assert venv.observation_space("bee") == spaces.Box(-99, 99, (3,), np.int64)
+        assert venv.action_space("dog") == spaces.MultiDiscrete([3, 2])
+        obs, _ = venv.reset(options={"t": 2})
+        assert venv.agents == venv.possible_agents == Zoo.possible_agents == list(obs)
         venv.set_env_attr("t", 3, [0])
         assert venv.get_env_attr("t") == [3, 2, 2]
         assert [frame.max() for frame in venv.render()] == [3, 2, 2]
