@@ -21,15 +21,16 @@ PAIR = spaces.Box(-9, 9, (2,), np.float32)
 
 
 @pytest.mark.guarantee("G5.6")
-def test_envs_get_what_gymnasium_and_sb3_hand_them(backend):
+def test_envs_get_what_gymnasium_hands_them(backend):
     make = functools.partial(backend, num_workers=2)
     assert arrived(lambda env_fns: GymnasiumVectorEnv(make(env_fns))) == with_gymnasium()
-    assert arrived(lambda env_fns: SB3VecEnv(make(env_fns)), ROWS) == arrived(SB3DummyVecEnv, ROWS)
 
 
+@pytest.mark.guarantee("G5.6")
 @pytest.mark.parametrize("make", [custom, lambda env_fns: VectorEnvNormObs(DummyVectorEnv(env_fns))])
-def test_envs_of_own_workers_and_below_wrappers_get_it_too(make):
+def test_envs_of_own_workers_and_below_wrappers_get_it_too_and_with_sb3_what_sb3_hands_them(make):
     assert arrived(lambda env_fns: GymnasiumVectorEnv(make(env_fns))) == with_gymnasium()
+    assert arrived(lambda env_fns: SB3VecEnv(make(env_fns)), ROWS) == arrived(SB3DummyVecEnv, ROWS)
 
 
 @pytest.mark.guarantee("G5.7")

@@ -39,12 +39,12 @@ same_step = partial(gym.vector.SyncVectorEnv, autoreset_mode="SameStep")
 
 
 @FULL
-@pytest.mark.parametrize(("cls", "arguments"), [(sb3.DummyVecEnv, {}), (sb3.SubprocVecEnv, {"start_method": None})])
-def test_a_training_with_make_vec_env_gives_the_same_with_sb3s_class_and_with_vecenvs(cls, arguments):
+def test_a_training_with_make_vec_env_gives_the_same_with_sb3s_class_and_with_vecenvs():
     torch.set_num_threads(1)  # several threads wait for each other on a busy machine
+    options = {"start_method": None, "num_workers": 2, "on_error": "restart"}
     results = []
-    for made, kwargs in ((cls, {**arguments, "num_workers": 2, "on_error": "restart"}), (DummyVecEnv, {})):
-        env = make_vec_env("CartPole-v1", 8, seed=5, vec_env_cls=made, vec_env_kwargs=kwargs)
+    for cls, kwargs in ((sb3.SubprocVecEnv, options), (DummyVecEnv, {})):
+        env = make_vec_env("CartPole-v1", 8, seed=5, vec_env_cls=cls, vec_env_kwargs=kwargs)
         assert env.env_is_wrapped(Monitor) == [True] * 8
         model = PPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=1, seed=3, device="cpu").learn(256)
         results.append((model.num_timesteps, evaluate_policy(model, env, n_eval_episodes=8)))
