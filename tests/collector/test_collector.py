@@ -344,6 +344,16 @@ def restart(venv: Any) -> None:
     venv.reset()
 
 
+def test_a_step_that_the_program_replaced_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    venv = DummyVectorEnv(countdowns(9, 9))
+    step = venv.step
+    monkeypatch.setattr(venv, "step", lambda *args, **kwargs: calls.append(args) or step(*args, **kwargs))
+    with SyncDataCollector(venv, zeros, frames_per_batch=6) as collector:
+        collector.rollout()
+    assert len(calls) == 3
+
+
 @pytest.mark.guarantee("G10.2")
 @pytest.mark.parametrize(
     "another_call",
