@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import psutil
 import pytest
-from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, TimeLimit
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TimeLimit
 
 from tests.fuzz.engine import always, await_new_worker
 from tests.fuzz.leak_soak import soak
-from tests.support.backends import ON_RAY, full
+from tests.support.backends import FULL, ON_RAY, RAY, full
 from tests.support.leaky import Leaky
 from tests.support.ledger import kill
-from tests.support.rounds import N, by_autoreset, by_mask, by_reset, by_seeded_autoreset, plain, rows, undisturbed
+from tests.support.rounds import N, by_autoreset, by_mask, by_reset, rows, undisturbed
 from vecenv import (
-    DummyVectorEnv,
     EnvCreator,
+    RayVectorEnv,
     ShmemVectorEnv,
     SubprocVectorEnv,
     TransformedEnv,
@@ -43,20 +42,41 @@ def until(venv: Any, produced: Iterator[Any], recycled: int) -> list[Any]:
     return found + [next(produced) for _ in range(30)]
 
 
+def with_transform() -> Any:
+    return TransformedEnv(Leaky(), VecNorm(["observation"], decay=1.0))
+
+
+def with_wrappers() -> Any:
+    return NormalizeReward(NormalizeObservation(TimeLimit(Leaky(), 5)))
+
+
+def pong() -> Any:
+    return gymnasium.make("ale_py:ALE/Pong-v5", obs_type="ram", max_episode_steps=4, full_action_space=True)
+
+
 @pytest.mark.guarantee("G8.13")
-@pytest.mark.parametrize("advance", [by_autoreset, by_reset, *full([by_seeded_autoreset, by_mask])])
-@pytest.mark.parametrize("kind", CLASSES)
-def test_episodes_are_those_of_envs_that_are_never_replaced(kind: Any, advance: Any) -> None:
-    with kind([Leaky] * N, num_workers=2, recycle_after=1) as venv:
-        first = set(venv.get_env_attr("pid"))
+@pytest.mark.parametrize(
+    ("kind", "make_env", "advance"),
+    [
+        (ShmemVectorEnv, Leaky, by_autoreset),
+        (ShmemVectorEnv, with_transform, by_reset),
+        pytest.param(ShmemVectorEnv, with_wrappers, by_autoreset, marks=FULL),
+        pytest.param(ShmemVectorEnv, pong, by_autoreset, marks=FULL),
+        pytest.param(SubprocVectorEnv, Leaky, by_mask, marks=FULL),
+        pytest.param(RayVectorEnv, Leaky, by_autoreset, marks=RAY),
+    ],
+)
+def test_episodes_statistics_and_generators_are_those_of_envs_that_are_never_replaced(
+    kind: Any, make_env: Any, advance: Any
+) -> None:
+    with kind([make_env] * N, num_workers=2, recycle_after=1) as venv:
         venv.set_env_attr("level", 5, [1])
         got = until(venv, rows(venv, advance), 2)
-        assert not first.intersection(venv.get_env_attr("pid"))
         assert venv.alive() == [True] * N
         stats = venv.stats()
         assert stats["recycled_because"] == {"episodes": stats["recycled"]}
         assert stats["restarts"] == 0
-    assert got == undisturbed(advance, len(got), level=5)
+    assert got == undisturbed(advance, len(got), [make_env] * N, level=5)
 
 
 @pytest.mark.full
@@ -101,37 +121,27 @@ def test_a_function_of_the_worker_decides_and_its_exception_changes_nothing() ->
     assert seen[0].pid is not None
 
 
-@pytest.mark.parametrize("advance", [by_autoreset, *full([by_reset])])
-def test_without_memory_for_another_worker_the_old_one_ends_first(advance: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("vecenv.backends.recycling.available_memory", lambda: 0)
-    with ShmemVectorEnv([Leaky] * N, num_workers=N, recycle_after=1) as venv:
-        first = set(venv.get_env_attr("pid"))
-        got = until(venv, rows(venv, advance), 2)
-        assert len(first.intersection(venv.get_env_attr("pid"))) <= N - 2
-    assert got == undisturbed(advance, len(got))
+def by_reset_of_all(venv: Any, actions: Any, done: Any) -> Any:
+    """Step all envs, and reset all envs."""
+    return *venv.step(actions), *venv.reset()
 
 
-def test_without_memory_a_worker_of_several_envs_is_replaced_when_all_are_reset(monkeypatch: Any) -> None:
-    monkeypatch.setattr("vecenv.backends.recycling.available_memory", lambda: 0)
-    with ShmemVectorEnv([Leaky] * N, num_workers=2, recycle_after=1) as venv, DummyVectorEnv([Leaky] * N) as other:
-        assert plain(venv.reset(seed=3)) == plain(other.reset(seed=3))
-        limit = time.monotonic() + WITHIN
-        while venv.stats()["recycled"] < 2:
-            assert time.monotonic() < limit
-            assert plain(venv.reset()) == plain(other.reset())
-            assert plain(venv.step([0] * N)) == plain(other.step([0] * N))
-
-
-def test_a_worker_that_waits_for_a_reset_of_all_its_envs_is_replaced_earlier_if_memory_is_free_again(
-    monkeypatch: Any,
-) -> None:
+@pytest.mark.parametrize(
+    ("answers", "num_workers", "advance"),
+    [([], N, by_autoreset), ([], 2, by_reset_of_all), ([0], 2, by_autoreset)],
+    ids=["the old one ends first", "in a reset of all its envs", "as soon as there is memory again"],
+)
+def test_without_memory_for_another_worker(answers: Any, num_workers: int, advance: Any, monkeypatch: Any) -> None:
+    """`answers` is the available memory in the first calls. Without answers, there is never any memory."""
+    first = iter(answers)
     monkeypatch.setattr("vecenv.backends.recycling.RETRY", 0.0)
-    answers = iter([0])
-    monkeypatch.setattr("vecenv.backends.recycling.available_memory", lambda: next(answers, None))
-    with ShmemVectorEnv([Leaky] * N, num_workers=2, recycle_after=1) as venv:
-        got = until(venv, rows(venv, by_autoreset), 1)
-    assert next(answers, None) is None, "memory was not asked for"
-    assert got == undisturbed(by_autoreset, len(got))
+    monkeypatch.setattr("vecenv.backends.recycling.available_memory", lambda: next(first, None if answers else 0))
+    with ShmemVectorEnv([Leaky] * N, num_workers=num_workers, recycle_after=1) as venv:
+        before = set(venv.get_env_attr("pid"))
+        got = until(venv, rows(venv, advance), 2)
+        assert before - set(venv.get_env_attr("pid"))
+    assert got == undisturbed(advance, len(got))
+    assert next(first, None) is None, "memory was not asked for"
 
 
 def test_a_new_worker_that_cannot_start_is_no_loss(tmp_path: Any, monkeypatch: Any) -> None:
@@ -183,73 +193,17 @@ def test_the_death_of_either_worker_loses_only_its_own_envs(kind: Any, victim: i
         assert venv.alive() == [True] * N
 
 
-def with_transform() -> Any:
-    return TransformedEnv(Leaky(), VecNorm(["observation"]))
-
-
-def with_wrappers() -> Any:
-    return NormalizeReward(NormalizeObservation(RecordEpisodeStatistics(TimeLimit(Leaky(), 5))))
-
-
-def pong() -> Any:
-    return gymnasium.make("ale_py:ALE/Pong-v5", obs_type="ram", max_episode_steps=4)
-
-
-@pytest.mark.parametrize("make_env", [with_transform, *full([with_wrappers, pong])])
-def test_statistics_and_generators_move_with_the_env(make_env: Any) -> None:
-    def rounds(venv: Any, enough: Callable[[int], bool]) -> list[Any]:
-        found, limit = [plain(venv.reset(seed=3))], time.monotonic() + WITHIN
-        while not enough(len(found)):
-            assert time.monotonic() < limit, venv.stats()
-            batch = venv.step([len(found) % 6] * N, autoreset=True)
-            for info in batch[4]:
-                info.get("final_info", {}).get("episode", {}).pop("t", None)  # seconds
-            found.append(plain(batch))
-        return found
-
-    with ShmemVectorEnv([make_env] * N, num_workers=2, recycle_after=1) as venv:
-        got = rounds(venv, lambda count: venv.stats()["recycled"] >= 2)
-    with DummyVectorEnv([make_env] * N) as venv:
-        assert got == rounds(venv, lambda count: count == len(got))
-
-
-class ClosesLater(Leaky):
-    """Env whose `close` waits until the file exists."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.file = file
-
-    def close(self) -> None:
-        while not self.file.exists():
-            time.sleep(0.01)
-
-
-@pytest.mark.parametrize("kind", full([ShmemVectorEnv, SubprocVectorEnv]))
-def test_a_worker_that_has_closed_its_envs_before_close_is_no_problem(kind: Any, tmp_path: Path) -> None:
-    file = tmp_path / "close"
-    with kind([partial(ClosesLater, file)] * N, num_workers=2, recycle_after=1) as venv:
-        produced, limit = rows(venv, by_autoreset), time.monotonic() + WITHIN
-        workers = [psutil.Process(pid) for pid in set(venv.get_env_attr("pid"))]
-        while venv.stats()["recycled"] == 0:
-            assert time.monotonic() < limit, venv.stats()
-            next(produced)
-        file.touch()
-        while not psutil.wait_procs(workers, timeout=0.05)[0]:
-            assert time.monotonic() < limit
-
-
-def counted() -> Any:
-    return TransformedEnv(Leaky(), VecNorm(["observation"], decay=1.0))
-
-
 def test_shared_state_outlives_the_workers() -> None:
-    creator = EnvCreator(counted)
-    with ShmemVectorEnv([creator] * N, num_workers=2, recycle_after=1) as venv:
-        got = until(venv, rows(venv, by_autoreset), 2)
-        firsts = sum("final_obs" in info for batch in got[1:] for info in batch[4])
+    creator = EnvCreator(with_transform)
+    with ShmemVectorEnv([creator] * N, num_workers=1, recycle_after=always) as venv:
+        for _ in range(2):
+            venv.reset()
+            venv.step([0] * N)
+            await_new_worker(venv)
+        venv.reset()
+        assert venv.stats()["recycled"] == 2
         (count,) = [float(value) for key, value in creator.state_dict().items() if key.endswith("_count")]
-    assert count == N * len(got) + firsts
+    assert count == 5 * N
 
 
 class RaisesOnce(Leaky):
