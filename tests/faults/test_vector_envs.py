@@ -220,16 +220,17 @@ def env_fn_of(env_fn: Any, odd: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:.*died before:RuntimeWarning")
 def test_faults(rows: list[Row], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One vector env meets all faults at a place in turn, so each fault must be without consequences."""
-    column, go = COLUMNS[kind], tmp_path / "go"
+    column = COLUMNS[kind]
     if rows[0].place in ("construct", "close"):
-        for row in rows:
+        for k, row in enumerate(rows):
             print(row)  # for the report of a failure
+            go = tmp_path / f"go {k}"
             if row.place == "construct":
                 check_construct(row, column, env_fns(str(go), f"construct: {row.fault}"), go)
             else:
                 check_close(row, column, env_fns(str(go)), go, monkeypatch)
     else:
-        check_in_turn(rows, column, go)
+        check_in_turn(rows, column, tmp_path / "go")
 
 
 def check_in_turn(rows: list[Row], column: Column, go: Path, **options: Any) -> None:
@@ -255,7 +256,6 @@ def check_construct(row: Row, column: Column, fns: list[Any], go: Path) -> None:
     go.touch()
     row.check(caught.value, worker=WORKER)
     assert children() == before  # though the error is still alive
-    go.unlink()
 
 
 def check_close(row: Row, column: Column, fns: list[Any], go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,6 @@ def check_close(row: Row, column: Column, fns: list[Any], go: Path, monkeypatch:
     assert warned[0].filename == __file__
     venv.close()
     assert not column.remote or gone(pid)
-    go.unlink()
 
 
 @cases("Vector envs", tier_of_restart)

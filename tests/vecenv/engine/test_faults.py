@@ -258,36 +258,15 @@ def test_a_constructor_that_fails_in_a_restart_leaves_the_env_failed_and_the_nex
         ledger.goes_on(block, WorkerDiedError)
 
 
-class KillsWhenMade(Counter):
-    """Env whose constructor kills the process in the file, if any, and waits for its end."""
-
-    def __init__(self, id: int, path: Path) -> None:
-        super().__init__(id)
-        if path.exists():
-            pid = int(path.read_text())
-            path.unlink()
-            kill(pid)
-
-
-def test_a_worker_dies_while_another_is_started_again(remote_backend: Any, tmp_path: Path) -> None:
-    path = tmp_path / "pid"
-    with remote_backend([partial(Counter, 0), partial(KillsWhenMade, 1, path)], num_workers=2) as venv:
-        venv.reset()
-        first, second = pids(venv)
-        path.write_text(str(first))
-        kill(second)
-        assert venv.alive() == [True, False]
-        with pytest.raises(WorkerDiedError) as caught:
-            venv.step(ACTIONS, reset=[1])
-        assert (caught.value.env_id, caught.value.partial.env_id.tolist()) == (0, [1])
-        venv.reset(0)
-        assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
-
-
-def test_an_env_that_was_reset_is_lost_if_its_worker_dies_in_the_reset_of_another(remote_backend: Any) -> None:
-    with remote_backend(trapped(2), num_workers=1, on_error="restart") as venv:
-        venv.reset()
-        venv.set_env_attr("trap", "reset: SIGKILL", [1])
+def test_an_env_that_was_reset_is_lost_if_its_worker_dies_in_the_reset_of_another(
+    remote_backend: Any, tmp_path: Path
+) -> None:
+    """Env 0 ends the first process, and env 1 the second process, after the reset of env 0."""
+    flags = [tmp_path / "0", tmp_path / "1"]
+    for flag in flags:
+        flag.touch()
+    fns = [partial(Faulty, i, trap="reset: SIGKILL", flag=str(flags[i])) for i in range(2)]
+    with remote_backend(fns, num_workers=1, on_error="restart") as venv:
         venv.reset()
         assert venv.failed_id == [0]
         assert venv.step(ACTIONS)[3].tolist() == [True, False]

@@ -134,11 +134,6 @@ class Ends(Counter):
         return obs, reward, self.t >= END, False, info
 
 
-class HasItsOwnSend(DummyVectorEnv):
-    def send(self, *args: Any, **kwargs: Any) -> None:
-        super().send(*args, **kwargs)
-
-
 def counts(obs: Any) -> list[int]:
     """Return the step numbers in observations, which must be the same in the columns of a wrapper."""
     if isinstance(obs, dict) and "step_count" in obs:
@@ -187,7 +182,6 @@ def collector(kind: Any) -> Subject:
 LAYERS: dict[str, dict[str, Subject]] = {
     "wrappers": {
         "transforms": layer(lambda fns: TransformedVectorEnv(DummyVectorEnv(fns), StepCounter())),
-        "own send": layer(HasItsOwnSend),
         "pettingzoo": Subject(
             lambda: ParallelVectorEnv([Herd] * N, "dummy"),
             herd_step,
@@ -267,7 +261,7 @@ def test_after_an_interrupt_at_any_place_a_reset_makes_all_usable(make: Any, str
 @FULL
 @pytest.mark.parametrize("make", [DummyVectorEnv, ThreadVectorEnv, ShmemVectorEnv])
 def test_an_interrupt_of_the_recovery_is_recovered_from(make: Any) -> None:
-    assert sweep(vector_env(make), lambda venv: venv.reset(), set(), before=breaks_off) > 50
+    assert sweep(vector_env(make), lambda venv: venv.reset(), set(), breaks_off, stride=5) > 10
 
 
 @pytest.mark.timeout(600)
@@ -285,11 +279,11 @@ def test_after_an_interrupt_while_a_dead_worker_is_cleaned_up_a_reset_makes_all_
         venv.reset()
         kill(pids(venv)[0])
         with interrupting(venv.engine.backend.pool.workers[0], "kill_group"):
-            venv.alive()
+            venv.step([0, 0])
         assert venv.reset()[0][:, 2].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=FULL)])
+@pytest.mark.parametrize("stride", [5, pytest.param(2, marks=FULL)])
 @pytest.mark.parametrize("names", LAYERS)
 def test_after_two_interrupts_of_a_layer_a_reset_makes_all_usable(names: str, stride: int) -> None:
     places: set[Any] = set()

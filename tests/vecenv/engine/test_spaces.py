@@ -126,19 +126,16 @@ def test_only_the_parts_in_which_envs_differ_are_objects():
 
 
 @pytest.mark.guarantee("G3.6")
-@pytest.mark.parametrize(
-    ("rewards", "want"),
-    [
-        ([1, 1.5, np.float32(0.5), np.int64(2), True], [1, 1.5, 0.5, 2, 1]),
-        ([np.array(3.0), np.array([4.0])], [3, 4]),
+def test_rewards_are_float64_numbers_or_vectors():
+    """Random programs draw other types."""
+    for rewards, want in (
+        ([True, np.array(3.0), np.array([4.0])], [1, 3, 4]),
         ([[1, 2, 3], np.array([0.5, 0, 1]), (4, 5, 6)], [[1, 2, 3], [0.5, 0, 1], [4, 5, 6]]),
-    ],
-)
-def test_rewards_are_float64_numbers_or_vectors(rewards, want):
-    with DummyVectorEnv(playing(spaces.Discrete(1), [0], [0], rewards=[rewards[-1], *rewards[:-1]])) as venv:
-        venv.reset()
-        for one in want:
-            assert equal_bits(venv.step([0, 0])[1], np.array([one, one], float))
+    ):
+        with DummyVectorEnv(playing(spaces.Discrete(1), [0], rewards=[rewards[-1], *rewards[:-1]])) as venv:
+            venv.reset()
+            for one in want:
+                assert equal_bits(venv.step([0])[1], np.array([one], float))
 
 
 @pytest.mark.parametrize("rewards", [(0.0, [1, 2]), ([1, 2], 0.0), ([1, 2], [1, 2, 3])], ids=str)
