@@ -68,21 +68,13 @@ def tier_of(row: Row, kind: str) -> str | None:
     return "full" if is_further or (row.fault in ENDS and row.fault not in ("SIGKILL", "SIGSEGV")) else "quick"
 
 
-def tier_of_restart(row: Row, kind: str) -> str | None:
-    if not row.error or row.place not in ("step", "reset", "idle") or kind == "ray":
-        return None
-    if kind == "dummy" or (kind == "shmem" and row.fault in ("wrong dtype", "SIGKILL")):
-        return "quick"
-    return "full" if kind in ("shmem", "subproc") and row.fault in ALONE else "slow"
-
-
 class Case:
     """A vector env of four envs, two per worker, in which env 1 has the fault of the row."""
 
     def __init__(self, row: Row, column: Column, ledger: Ledger) -> None:
         self.row, self.column, self.ledger, self.venv = row, column, ledger, ledger.venv
         self.worker = [1] if column.is_async else WORKER
-        self.pid, self.before = pids(self.venv)[1], self.venv.stats()
+        self.pid, self.restarts = pids(self.venv)[1], self.venv.stats()["restarts"]
 
     def check_text(self, error: BaseException) -> None:
         for text in self.row.texts(pid=self.pid, worker=self.worker):
@@ -161,7 +153,7 @@ class Case:
                 self.ledger.reset([1])
                 assert self.venv.failed_id == [0]
             self.ledger.goes_on(self.venv.failed_id or [1], type(error))
-            assert self.venv.stats()["restarts"] == self.before["restarts"] + 1
+            assert self.venv.stats()["restarts"] == self.restarts + 1
         if self.column.remote:
             assert (pids(self.venv)[1] != self.pid) == gone(self.pid, 10 * (self.row.mend == "restart"))
         assert self.ledger.round() == []
@@ -181,30 +173,6 @@ class Case:
             self.ledger.reset()
             found = self.ledger.rows[1]["odd"]
         assert isinstance(found, Unpicklable)
-
-    def check_restart(self) -> None:
-        """Check on_error="restart": a failed step becomes a truncated row, and a failed reset is repeated."""
-        lost = [1]
-        if self.row.place == "idle":
-            kill(self.pid)
-        else:
-            self.venv.set_env_attr("trap", f"{self.row.place}: {self.row.fault}", [1])
-        if self.row.place == "reset":
-            self.venv.reset()
-        else:
-            for _ in range(2):  # without a reset, the row stays the same
-                assert self.ledger.round() == []
-                lost = [i for i in range(N) if self.ledger.rows[i].get("restarted")]
-                assert lost == ([1] if self.row.mend == "reset" else self.worker)
-                assert self.ledger.rows[1]["error"].startswith(f"{self.row.error}: ")
-            self.venv.reset(lost)
-        assert self.venv.failed_id == []
-        self.ledger.episode, self.ledger.t = self.venv.get_env_attr("episode"), self.venv.get_env_attr("t")
-        assert self.ledger.round() == []
-        assert "restarted" not in self.ledger.rows[1]
-        stats = self.venv.stats()
-        assert stats["absorbed"] >= self.before["absorbed"] + len(lost)
-        assert stats["restarts"] == self.before["restarts"] + (self.row.mend == "restart")
 
 
 def env_fns(go: str = "", trap: str = "") -> list[Any]:
@@ -233,16 +201,14 @@ def test_faults(rows: list[Row], kind: str, tmp_path: Path, monkeypatch: pytest.
         check_in_turn(rows, column, tmp_path / "go")
 
 
-def check_in_turn(rows: list[Row], column: Column, go: Path, **options: Any) -> None:
-    if any("hang" in row.fault for row in rows):
-        options["step_timeout"] = STEP_TIMEOUT
+def check_in_turn(rows: list[Row], column: Column, go: Path) -> None:
+    options = {"step_timeout": STEP_TIMEOUT} if any("hang" in row.fault for row in rows) else {}
     with column.open(env_fns(str(go)), **options) as ledger:
         ledger.begin()
         try:
             for row in rows:
                 print(row)  # for the report of a failure
-                case = Case(row, column, ledger)
-                case.check_restart() if "on_error" in options else case.check()
+                Case(row, column, ledger).check()
         finally:
             go.touch()
 
@@ -275,11 +241,6 @@ def check_close(row: Row, column: Column, fns: list[Any], go: Path, monkeypatch:
     assert warned[0].filename == __file__
     venv.close()
     assert not column.remote or gone(pid)
-
-
-@cases("Vector envs", tier_of_restart)
-def test_faults_with_restart(rows: list[Row], kind: str, tmp_path: Path) -> None:
-    check_in_turn(rows, COLUMNS[kind], tmp_path / "go", on_error="restart", max_restarts=10**6)
 
 
 @pytest.mark.parametrize("place", [pytest.param(NEAR, id="near", marks=RAY), pytest.param(FAR, id="far", marks=RAY)])

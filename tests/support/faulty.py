@@ -232,6 +232,28 @@ class LargeAction(Counter):
         return super().observe(action if np.ndim(action) == 0 else action[0])
 
 
+class InterruptsParent(Counter):
+    """Env that sends Ctrl-C to the parent at a place, "init", "step" (the second) or "close", and hangs if `hangs`."""
+
+    def __init__(self, id: int, place: str = "step", parent: int = 0, hangs: bool = True) -> None:
+        super().__init__(id)
+        self.place, self.parent, self.hangs = place, parent, hangs
+        self.arrive("init")
+
+    def arrive(self, place: str) -> None:
+        if self.place == place and self.parent:
+            os.kill(self.parent, signal.SIGINT)
+            while self.hangs:
+                time.sleep(1)
+
+    def on_step(self) -> None:
+        if self.t == 2:
+            self.arrive("step")
+
+    def close(self) -> None:
+        self.arrive("close")
+
+
 # Envs that start processes and threads.
 
 

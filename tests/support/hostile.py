@@ -193,12 +193,9 @@ def _compressed_texts(folder: Path, count: int) -> None:
 
 CORPUS_OF_TEXTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "ends that fall": (_texts("obs.0", lambda a: _changed(a, 3, 0)), "the ends of the texts in obs.0 do not increase"),
-    "an end below zero": (_texts("obs.0", lambda a: _changed(a, 0, -1)), "do not increase from 0"),
     "ends that overflow": (_texts("obs.0", lambda a: _changed(_changed(a, 0, 2**63 - 1), 1, -(2**63))), "do not incr"),
     "an end beyond the bytes": (_texts("obs.0", lambda a: _changed(a, -1, a[-1] + 1)), "from 0 to its 42 bytes"),
-    "bytes without a text": (_texts("obs.0", lambda a: _changed(a, -1, a[-2])), "from 0 to its 42 bytes"),
     "an end within a character": (_texts("action", lambda a: _changed(a, 2, 5)), "a text in action is not UTF-8"),
-    "bytes that are not UTF-8": (_texts("obs.0.utf8", lambda a: _changed(a, 0, 255)), "a text in obs.0 is not UTF-8"),
     "a surrogate": (
         _texts("obs.0.utf8", lambda a: _changed(_changed(_changed(a, 0, 0xED), 1, 0xA0), 2, 0x80)),
         "not UTF-8",
@@ -206,15 +203,9 @@ CORPUS_OF_TEXTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "fewer bytes than the manifest has": (_texts("action.utf8", lambda a: a[:-1]), "action.utf8 is uint8 (40,)"),
     "more bytes than the file can hold": (_text_bytes(action=2**40), "more than a file action.utf8"),
     "no count of bytes": (lambda folder: edit(folder, text_bytes={}), "it has the texts [], expected ['obs.0'"),
-    "a count of other bytes": (_text_bytes(seed=3), "it has the texts"),
     "a count below zero": (_text_bytes(action=-3), "Expected `int` >= 0"),
     "ends that are too few": (_texts("obs.0", lambda a: a[:-1]), "obs.0 is int64 (9,)"),
-    "ends of floats": (_texts("obs.0", lambda a: a.astype(float)), "obs.0 is float64"),
     "texts with a shape": (lambda folder: edit_layout(folder, action="text 3"), "action is text; only"),
-    "texts instead of numbers": (
-        lambda folder: edit_layout(folder, obs={"say": "text", "x": "text"}),
-        "it has the texts",
-    ),
     "compressed texts that grow": (lambda folder: _compressed_texts(folder, 700), "action.utf8 is damaged, or larger"),
     "a zip bomb of texts": (lambda folder: _compressed_texts(folder, 2**33), "more than a file action.utf8"),
 }

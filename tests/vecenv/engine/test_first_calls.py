@@ -78,16 +78,6 @@ def test_a_loop_goes_on_with_the_other_envs():
     assert [done[1] for _, done in log] == [False, False, True] * 2 + [False, False]
 
 
-def test_results_of_others_merge_into_batches_of_any_form():
-    for form in ("dict", "object"):
-        with DummyVectorEnv([lambda i=i, form=form: RaisesOnStep(i, at=2 - i, form=form) for i in (0, 1)]) as venv:
-            obs, _ = venv.reset()
-            with pytest.raises(ValueError, match="boom in step") as caught:
-                venv.step([0, 0])
-            merged, _, _, truncated, _ = caught.value.partial.merge_into(obs)
-            assert (type(merged), truncated.tolist()) == (type(obs), [False, True])
-
-
 def test_results_of_others_merge_into_a_batch_of_some_envs_through_a_wrapper():
     with VectorEnvNormObs(DummyVectorEnv([CountingEnv, lambda: RaisesOnStep(1, at=1), CountingEnv])) as venv:
         venv.reset()

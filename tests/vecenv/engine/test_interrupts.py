@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
 from functools import partial
@@ -28,7 +27,7 @@ from tests.support.cases import custom
 from tests.support.commands import CommandVectorEnv
 from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.ctrl_c import interrupt_in_request_to_forkserver, interrupting
-from tests.support.faulty import Chatty, Counter, Does, counters
+from tests.support.faulty import Chatty, Counter, Does, InterruptsParent, counters
 from tests.support.interrupts import interrupted
 from tests.support.ledger import gone, kill, pids
 from tests.support.local_ray import FAR, NEAR
@@ -303,28 +302,6 @@ def test_random_programs_with_interrupts_and_signals_agree_with_their_oracle() -
 # Real signals.
 
 
-class InterruptsParent(Counter):
-    """Env that sends Ctrl-C to the parent at a place, "init", "step" (the second) or "close", and hangs if `hangs`."""
-
-    def __init__(self, id: int, place: str = "step", parent: int = 0, hangs: bool = True) -> None:
-        super().__init__(id)
-        self.place, self.parent, self.hangs = place, parent, hangs
-        self.arrive("init")
-
-    def arrive(self, place: str) -> None:
-        if self.place == place and self.parent:
-            os.kill(self.parent, signal.SIGINT)
-            while self.hangs:
-                time.sleep(1)
-
-    def on_step(self) -> None:
-        if self.t == 2:
-            self.arrive("step")
-
-    def close(self) -> None:
-        self.arrive("close")
-
-
 def refused(envs: Any) -> None:
     """Check that all calls but a reset of all envs are refused, and name this reset."""
     assert (envs.waiting_id, envs.ready_id, envs.failed_id) == ([], [], list(range(len(envs))))
@@ -490,13 +467,3 @@ def test_an_interrupt_while_an_env_of_dummy_is_closed_is_raised_once_all_are() -
         venv.close()
     assert (venv.is_closed, closed) == (True, [0, 1])
     venv.close()
-
-
-def test_the_handler_of_ctrl_c_is_the_users_own() -> None:
-    """A handler of vecenv would conflict with notebooks and libraries, which set handlers for a while."""
-    for handler in (signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler):
-        signal.signal(signal.SIGINT, handler)
-        with ShmemVectorEnv(counters(1)) as venv:
-            venv.reset()
-            assert signal.getsignal(signal.SIGINT) == handler
-        assert signal.getsignal(signal.SIGINT) == handler

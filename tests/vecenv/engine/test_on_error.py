@@ -1,4 +1,4 @@
-"""on_error="restart": a limited number of failures become truncated rows. tests/faults plays it for each fault."""
+"""on_error="restart": a limited number of failures become truncated rows. Random programs draw it for each fault."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ ENV_FNS = [partial(Faulty, i) for i in range(2)]
 def absorbed(venv: Any, env_id: int, fault: str) -> Any:
     """Let an env fail in a step. Return the flags `truncated` of the step, and reset the envs that it ended."""
     venv.set_env_attr("trap", f"step: {fault}", [env_id])
-    truncated = venv.step([0, 0])[3]
+    *_, truncated, info = venv.step([0, 0])
+    assert info[env_id]["error"].startswith("ValueError: boom" if fault == "raise" else "WorkerDiedError: ")
     venv.reset(np.flatnonzero(truncated))
     return truncated.tolist()
 
@@ -56,6 +57,7 @@ def test_the_death_of_a_worker_counts_for_the_env_that_was_running() -> None:
     with ShmemVectorEnv(ENV_FNS, num_workers=1, on_error="restart", max_restarts=1) as venv:
         venv.reset()
         assert absorbed(venv, 1, "SIGKILL") == [True, True]
+        assert venv.stats()["restarts"] == 1
         assert absorbed(venv, 0, "raise") == [True, False]
         with pytest.raises(WorkerDiedError) as caught:
             absorbed(venv, 1, "SIGKILL")

@@ -13,12 +13,11 @@ import gymnasium
 import pytest
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TimeLimit
 
-from tests.fuzz.engine import always, await_new_worker
-from tests.fuzz.leak_soak import soak
 from tests.support.backends import FULL, ON_RAY, RAY, full
-from tests.support.leaky import Leaky
+from tests.support.leaky import Leaky, always, await_new_worker
 from tests.support.ledger import kill
 from tests.support.rounds import N, by_autoreset, by_mask, by_reset, rows, undisturbed
+from tests.support.shared_envs import counted
 from vecenv import (
     EnvCreator,
     RayVectorEnv,
@@ -98,6 +97,8 @@ def test_a_worker_that_is_too_large_is_replaced_and_its_memory_is_free() -> None
 
 @pytest.mark.slow
 def test_memory_stays_within_the_bound_and_all_rows_are_those_without_a_leak() -> None:
+    from tests.fuzz.leak_soak import soak  # imports torch, and workers import this module
+
     found = soak(60.0)
     assert found["recycled"] >= 4
     assert found["leaked_mb"] > 3 * found["largest_mb"] / 2
@@ -198,16 +199,14 @@ def test_the_death_of_either_worker_loses_only_its_own_envs(kind: Any, victim: i
 
 
 def test_shared_state_outlives_the_workers() -> None:
-    creator = EnvCreator(with_transform)
-    with ShmemVectorEnv([creator] * N, num_workers=1, recycle_after=always) as venv:
+    with ShmemVectorEnv([EnvCreator(counted)] * N, num_workers=1, recycle_after=always) as venv:
         for _ in range(2):
             venv.reset()
             venv.step([0] * N)
             await_new_worker(venv)
         venv.reset()
         assert venv.stats()["recycled"] == 2
-        (count,) = [float(value) for key, value in creator.state_dict().items() if key.endswith("_count")]
-    assert count == 5 * N
+        assert venv.call("calls") == [5 * N] * N
 
 
 class RaisesOnce(Leaky):

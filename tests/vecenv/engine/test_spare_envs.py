@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fuzz.engine import always, await_new_worker
 from tests.support.backends import ON_RAY, full
-from tests.support.leaky import Leaky
+from tests.support.leaky import Leaky, always, await_new_worker
 from tests.support.rounds import N, by_autoreset, by_seeded_autoreset, rows, undisturbed
 from vecenv import (
     AsyncVectorEnv,
