@@ -424,13 +424,13 @@ def test_an_interrupt_while_the_forkserver_is_asked_for_a_worker_ends_no_other_w
         signal.signal(signal.SIGTERM, before)
 
 
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("make", [DummyVectorEnv, custom, *full([ThreadVectorEnv, ShmemVectorEnv]), ON_RAY])
 def test_an_interrupt_in_the_code_of_an_env_of_this_process(make: Any) -> None:
     """In a worker, the same exception is an error of the env, because a worker has no terminal."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
     with make([partial(Does, 0, 2, interrupt), partial(Counter, 1)]) as venv:
         venv.reset()
         assert venv.step([0, 0])[0][:, 2].tolist() == [1, 1]
