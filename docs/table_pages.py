@@ -31,6 +31,7 @@ FAULTS = {
     "pickle exits": "returns an object that exits when it is pickled",
     "unpickle raises": "returns an object that raises when it is unpickled",
     "unpickle exits": "returns an object that exits when it is unpickled",
+    "gets unpicklable result": "gets an object that cannot be pickled",
     "gets unpickle raises": "gets an object that raises when it is unpickled",
     "gets unpickle exits": "gets an object that exits when it is unpickled",
     "exit": "calls `os._exit`",

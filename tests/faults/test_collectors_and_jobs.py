@@ -12,7 +12,7 @@ import pytest
 
 from collector import AsyncDataCollector, Dataset, SyncDataCollector, episode_seed, run_job
 from tests.support.collector_envs import zeros
-from tests.support.fault_rows import Row, cases, marks_of_some
+from tests.support.fault_rows import Row, cases, tier_of_some
 from tests.support.faults import Faulty
 from tests.support.job_envs import job
 from vecenv import DummyVectorEnv, ShmemVectorEnv
@@ -21,9 +21,14 @@ COLLECTORS = {"sync": SyncDataCollector, "async": AsyncDataCollector}
 EPISODES = 6
 
 
-@cases("Collectors", marks_of_some(("sync", "SIGKILL"), ("async-dummy", "raise"), ("sync-dummy", "raise")))
-def test_a_fault_in_a_collector(row: Row, kind: str, tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
+@cases("Collectors", tier_of_some(("sync", "SIGKILL"), ("async-dummy", "raise"), ("sync-dummy", "raise")))
+def test_faults_in_a_collector(rows: list[Row], kind: str, tmp_path: Path) -> None:
+    for row in rows:
+        print(row)  # for the report of a failure
+        check_collector(row, kind, tmp_path / "flag")
+
+
+def check_collector(row: Row, kind: str, flag: Path) -> None:
     fns = [partial(Faulty, i, "", f"{row.place}: {row.fault}" if i else "", str(flag), 3) for i in range(2)]
     make = DummyVectorEnv if "dummy" in kind else partial(ShmemVectorEnv, num_workers=2)
     options = {"step_timeout": 1.0} if "hang" in row.fault else {}
@@ -62,9 +67,14 @@ def check_batches(row: Row, collector: Any, seen: list[int]) -> None:
     np.testing.assert_array_equal(after.next.obs[:, 2], after.step_count + 1)
 
 
-@cases("Jobs", marks_of_some(("dummy", "raise"), ("shmem", "SIGKILL")))
-def test_a_fault_in_a_job(row: Row, kind: str, tmp_path: Path) -> None:
-    flag, folder = tmp_path / "flag", tmp_path / "data"
+@cases("Jobs", tier_of_some(("dummy", "raise"), ("shmem", "SIGKILL")))
+def test_faults_in_a_job(rows: list[Row], kind: str, tmp_path: Path) -> None:
+    for k, row in enumerate(rows):
+        print(row)  # for the report of a failure
+        check_job(row, kind, tmp_path / "flag", tmp_path / f"data {k}")
+
+
+def check_job(row: Row, kind: str, flag: Path, folder: Path) -> None:
     flag.touch()
     kwargs = {"trap": f"{row.place}: {row.fault}", "flag": str(flag), "bad": episode_seed(0, 2)}
     settings: Any = {"env": "tests.support.faults:FaultyEpisode", "env_kwargs": kwargs, "backend": kind}

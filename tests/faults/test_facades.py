@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.fault_rows import Row, cases, marks_of_some
+from tests.support.fault_rows import Row, cases, tier_of_some
 from tests.support.faults import Faulty
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SB3VecEnv, ShmemVectorEnv, SubprocVectorEnv
 from vecenv import VectorEnvWrapper as Wrapper
@@ -35,8 +35,14 @@ def set_trap(envs: Any, trap: str) -> None:
         envs.set_attr("trap", ["", trap, ""])
 
 
-@cases("Vector envs of gymnasium and SB3", marks_of_some(*QUICK))
-def test_a_fault(row: Row, kind: str) -> None:
+@cases("Vector envs of gymnasium and SB3", tier_of_some(*QUICK))
+def test_faults(rows: list[Row], kind: str) -> None:
+    for row in rows:
+        print(row)  # for the report of a failure
+        check_fault(row, kind)
+
+
+def check_fault(row: Row, kind: str) -> None:
     if row.place == "construct":
         with pytest.raises(ValueError, match="boom") as caught:
             KINDS[kind]([partial(Faulty, i, trap="construct: raise" if i == 1 else "") for i in range(N)])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import children
-from tests.support.backends import FULL, RAY
+from tests.support.backends import RAY
 from tests.support.commands import CommandVectorEnv
 from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.fault_rows import Row, cases, rows_of
@@ -52,35 +52,20 @@ ON_ANOTHER_NODE = {
 """Texts of errors that come from an actor on another node, of which vecenv knows less."""
 ALONE = ("raise", "wrong dtype", "unpicklable error", "SIGKILL", "hang in Python")
 """Faults of each kind of error, for backends that share the code of others."""
-HANGS_IN_QUICK = ("thread", "shmem")
-STEP_TIMEOUT, START_TIMEOUT = 1.0, 2.0
+STEP_TIMEOUT, START_TIMEOUT = 1.0, 1.0
 
 
-def marks_of(row: Row, column: str) -> list[Any] | None:
-    if column == "ray":
-        return None if row.place in IN_TURN else RAY
-    if column == "async" and row.place not in IN_TURN:
-        return None
-    is_further = (
-        column in ("command", "async")
-        or "pickle " in row.fault
-        or (row.fault in ENDS and row.fault not in ("SIGKILL", "SIGSEGV"))
-        or (row.place in ("get_env_attr", "set_env_attr", "render", "seed") and column not in ("dummy", "shmem"))
-        # Subproc loses a worker as with shared memory.
-        or (column == "subproc" and row.mend == "restart" and row.place != "step")
-        or (row.fault.startswith("hang") and (column not in HANGS_IN_QUICK or row.place == "close"))
-    )
-    if column in ("command", "async", "coroutines") and (row.place != "step" or row.fault not in ALONE):
-        return [pytest.mark.slow]
-    return [FULL] if is_further else []
-
-
-def marks_of_restart(row: Row, column: str) -> list[Any] | None:
-    if not row.error or row.place not in ("step", "reset", "idle") or column == "ray":
-        return None
-    if column == "dummy" or (column, row.fault) == ("shmem", "SIGKILL"):
-        return []
-    return [FULL if column in ("shmem", "subproc") and row.fault in ALONE else pytest.mark.slow]
+def tier_of(row: Row, kind: str) -> str | None:
+    if kind == "ray":
+        return None if row.place in IN_TURN else "ray"
+    if kind in ("async", "command", "coroutines"):
+        if row.place == "step" and row.fault in ALONE:
+            return "quick" if kind == "coroutines" else "full"
+        return None if kind == "async" and row.place not in IN_TURN else "slow"
+    is_hang = row.fault.startswith("hang")
+    # Subproc loses a worker as with shared memory.
+    is_further = row.place != "step" or is_hang if kind == "subproc" else is_hang and row.place != "step"
+    return "full" if is_further or (row.fault in ENDS and row.fault not in ("SIGKILL", "SIGSEGV")) else "quick"
 
 
 class Case:
@@ -178,6 +163,9 @@ class Case:
     def check_object_arrives(self) -> None:
         if self.row.place == "call":
             found = self.venv.call("method")[1]
+        elif self.row.place == "options":
+            self.ledger.reset([1], options={"odd": RECEIVED[self.row.fault]()})
+            found = self.venv.get_env_attr("options", [1])[0]["odd"]
         elif self.row.place == "step":
             assert self.ledger.round() == []
             found = self.ledger.rows[1]["odd"]
@@ -185,30 +173,6 @@ class Case:
             self.ledger.reset()
             found = self.ledger.rows[1]["odd"]
         assert isinstance(found, Unpicklable)
-
-    def check_restart(self) -> None:
-        """Check on_error="restart": a failed step becomes a truncated row, and a failed reset is repeated."""
-        lost = [1]
-        if self.row.place == "idle":
-            kill(self.pid)
-        else:
-            self.venv.set_env_attr("trap", f"{self.row.place}: {self.row.fault}", [1])
-        if self.row.place == "reset":
-            self.venv.reset()
-        else:
-            for _ in range(2):  # without a reset, the row stays the same
-                assert self.ledger.round() == []
-                lost = [i for i in range(N) if self.ledger.rows[i].get("restarted")]
-                assert lost == ([1] if self.row.mend == "reset" else self.worker)
-                assert self.ledger.rows[1]["error"].startswith(f"{self.row.error}: ")
-            self.venv.reset(lost)
-        assert self.venv.failed_id == []
-        self.ledger.episode, self.ledger.t = self.venv.get_env_attr("episode"), self.venv.get_env_attr("t")
-        assert self.ledger.round() == []
-        assert "restarted" not in self.ledger.rows[1]
-        stats = self.venv.stats()
-        assert stats["absorbed"] >= len(lost)
-        assert stats["restarts"] == int(self.row.mend == "restart")
 
 
 def env_fns(go: str = "", trap: str = "") -> list[Any]:
@@ -220,22 +184,33 @@ def env_fn_of(env_fn: Any, odd: Any) -> Any:
     return env_fn()
 
 
-@cases("Vector envs", marks_of)
+@cases("Vector envs", tier_of)
 @pytest.mark.filterwarnings("ignore:.*died before:RuntimeWarning")
-def test_a_fault(row: Row, kind: str, tmp_path: Path) -> None:
-    chosen, go = COLUMNS[kind], tmp_path / "go"
-    if row.place == "construct":
-        check_construct(row, chosen, env_fns(str(go), f"construct: {row.fault}"), go)
-    elif row.place == "close":
-        check_close(row, chosen, env_fns(str(go)), go)
+def test_faults(rows: list[Row], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One vector env meets all faults at a place in turn, so each fault must be without consequences."""
+    column = COLUMNS[kind]
+    if rows[0].place in ("construct", "close"):
+        for k, row in enumerate(rows):
+            print(row)  # for the report of a failure
+            go = tmp_path / f"go {k}"
+            if row.place == "construct":
+                check_construct(row, column, env_fns(str(go), f"construct: {row.fault}"), go)
+            else:
+                check_close(row, column, env_fns(str(go)), go, monkeypatch)
     else:
-        options = {"step_timeout": STEP_TIMEOUT} if "hang" in row.fault else {}
-        with chosen.open(env_fns(str(go)), **options) as ledger:
-            ledger.begin()
-            try:
-                Case(row, chosen, ledger).check()
-            finally:
-                go.touch()
+        check_in_turn(rows, column, tmp_path / "go")
+
+
+def check_in_turn(rows: list[Row], column: Column, go: Path) -> None:
+    options = {"step_timeout": STEP_TIMEOUT} if any("hang" in row.fault for row in rows) else {}
+    with column.open(env_fns(str(go)), **options) as ledger:
+        ledger.begin()
+        try:
+            for row in rows:
+                print(row)  # for the report of a failure
+                Case(row, column, ledger).check()
+        finally:
+            go.touch()
 
 
 def check_construct(row: Row, column: Column, fns: list[Any], go: Path) -> None:
@@ -249,7 +224,9 @@ def check_construct(row: Row, column: Column, fns: list[Any], go: Path) -> None:
     assert children() == before  # though the error is still alive
 
 
-def check_close(row: Row, column: Column, fns: list[Any], go: Path) -> None:
+def check_close(row: Row, column: Column, fns: list[Any], go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "hang" in row.fault:
+        monkeypatch.setattr("vecenv.engine.lifetime.CLOSE_TIMEOUT", 1.0)
     venv = column.backend(fns, **column.options)
     Ledger(venv).begin()
     pid = pids(venv)[1]
@@ -266,28 +243,8 @@ def check_close(row: Row, column: Column, fns: list[Any], go: Path) -> None:
     assert not column.remote or gone(pid)
 
 
-@cases("Vector envs", marks_of_restart)
-def test_a_fault_with_restart(row: Row, kind: str, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    options = {"step_timeout": STEP_TIMEOUT} if "hang" in row.fault else {}
-    with COLUMNS[kind].open(env_fns(str(go)), on_error="restart", **options) as ledger:
-        ledger.begin()
-        try:
-            Case(row, COLUMNS[kind], ledger).check_restart()
-        finally:
-            go.touch()
-
-
-@pytest.mark.parametrize(
-    "place",
-    [pytest.param(NEAR, id="near", marks=RAY), pytest.param(FAR, id="far", marks=RAY)],
-)
+@pytest.mark.parametrize("place", [pytest.param(NEAR, id="near", marks=RAY), pytest.param(FAR, id="far", marks=RAY)])
 @pytest.mark.timeout(600)
 def test_all_faults_in_turn_on_ray(place: dict[str, Any], tmp_path: Path) -> None:
-    column = Column(RayVectorEnv, "blocks", BLOCKS | place)
-    with column.open(env_fns(str(tmp_path / "go")), step_timeout=STEP_TIMEOUT) as ledger:
-        ledger.begin()
-        for row in rows_of("Vector envs"):
-            if "ray" in row.on and row.place in IN_TURN:
-                print(row)
-                Case(row, column, ledger).check()
+    rows = [row for row in rows_of("Vector envs") if "ray" in row.on and row.place in IN_TURN]
+    check_in_turn(rows, Column(RayVectorEnv, "blocks", BLOCKS | place), tmp_path / "go")

@@ -232,34 +232,6 @@ def samples(space, count, seed=0):
     return [space.sample() for _ in range(count)]
 
 
-def same(left, right):
-    """Return whether two objects of any type are equal, bit for bit."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, (tuple, list)):
-        return len(left) == len(right) and all(map(same, left, right))
-    return equal_bits(left, right) if isinstance(left, np.ndarray) else left == right
-
-
-def assert_rows(batch, rows, space):
-    """Check that the rows of a batch are these observations."""
-    if isinstance(space, spaces.Dict):
-        assert isinstance(batch, dict)
-        assert batch.keys() == space.spaces.keys()
-        for key, child in space.spaces.items():
-            assert_rows(batch[key], [row[key] for row in rows], child)
-    elif isinstance(space, spaces.Tuple):
-        assert isinstance(batch, tuple)
-        assert len(batch) == len(space.spaces)
-        for place, child in enumerate(space.spaces):
-            assert_rows(batch[place], [row[place] for row in rows], child)
-    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        assert equal_bits(batch, np.stack([np.asarray(row, space.dtype) for row in rows]))
-    else:
-        assert (batch.dtype, batch.shape) == (object, (len(rows),))
-        assert all(map(same, batch, rows))
-
-
 def described(value):
     """Describe a value, bit for bit, with the types of all its parts."""
     if isinstance(value, np.ndarray) and value.dtype == object:

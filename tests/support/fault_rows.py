@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.backends import FULL
+from tests.support.backends import FULL, RAY
 from tests.support.ledger import said
 from tests.support.paths import ROOT
 
@@ -62,25 +62,34 @@ def _rows(entry: dict[str, Any]) -> list[Row]:
     return [Row(fault, place, on, *last) for fault in entry["fault"] for place in entry["place"]]
 
 
-def cases(part: str, marks_of: Callable[[Row, str], Any]) -> pytest.MarkDecorator:
-    """Run a test for each row of a part and each kind in its column `on`. `marks_of` returns None to leave one out."""
-    found = [(row, kind, marks_of(row, kind)) for row in rows_of(part) for kind in row.on]
+TIERS: dict[str, Any] = {"quick": [], "full": FULL, "slow": pytest.mark.slow, "ray": RAY}
+
+
+def cases(part: str, tier_of: Callable[[Row, str], str | None]) -> pytest.MarkDecorator:
+    """Run a test for each kind in the column `on` and each place, with the rows of this place.
+
+    `tier_of` returns the tier of a row on a kind, or None to leave it out. Rows of different tiers have separate tests.
+    """
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows_of(part):
+        for kind in row.on:
+            if (tier := tier_of(row, kind)) is not None:
+                groups.setdefault((kind, row.place, tier), []).append(row)
     return pytest.mark.parametrize(
-        ("row", "kind"),
+        ("rows", "kind"),
         [
-            pytest.param(row, kind, id=f"{kind}-{row.place}-{row.fault}".replace(" ", "-"), marks=marks)
-            for row, kind, marks in found
-            if marks is not None
+            pytest.param(rows, kind, id=f"{kind}-{place}-{tier}", marks=TIERS[tier])
+            for (kind, place, tier), rows in groups.items()
         ],
     )
 
 
-def marks_of_some(*quick: tuple[str, str]) -> Callable[[Row, str], Any]:
-    """Return a function that puts these (kind, fault) into the quick tier, and a fault of each class into the full."""
+def tier_of_some(*quick: tuple[str, str]) -> Callable[[Row, str], str]:
+    """Return a function that puts these (kind, fault) into the quick tier, and some faults into the full tier."""
 
-    def marks_of(row: Row, kind: str) -> Any:
+    def tier_of(row: Row, kind: str) -> str:
         if (kind, row.fault) in quick:
-            return []
-        return FULL if row.fault in ("raise", "SIGKILL", "wrong dtype") else pytest.mark.slow
+            return "quick"
+        return "full" if row.fault in ("raise", "SIGKILL") else "slow"
 
-    return marks_of
+    return tier_of

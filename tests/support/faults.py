@@ -80,6 +80,10 @@ class Faulty(Counter):
             return True
         return False
 
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.options = options
+        return super().reset(seed=seed)
+
     def step(self, action: Any) -> Any:
         obs, reward, _, truncated, info = super().step(action)
         return obs, reward, self.t == self.length, truncated, info

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,31 +121,9 @@ class RaisesOnStep(Does):
         raise self.error()
 
 
-class RaisesOnReset(Counter):
-    """Raises in the reset of the episodes `at`. The first episode has the number 1."""
-
-    def __init__(self, id: int, at: Container[int]) -> None:
-        super().__init__(id)
-        self.at = at
-
-    def on_reset(self) -> None:
-        if self.episode in self.at:
-            raise ValueError(f"no episode {self.episode}")
-
-
 class RaisesInInit(Counter):
     def __init__(self, id: int, error: Callable[[], BaseException] = boom) -> None:
         raise error()
-
-
-class RaisesElsewhere(Counter):
-    """Raises in close, render, a method, a property and seed."""
-
-    def fail(self, *values: Any) -> Any:
-        raise boom()
-
-    close = render = method = seed = fail
-    prop = property(fail, fail)
 
 
 # Envs that end their process.
@@ -177,14 +155,6 @@ ENDS: dict[str, Callable[[], None]] = {
 }
 
 
-class DiesOnStep(Does):
-    """Ends its process in step `at`. `end` is a key of `ENDS`."""
-
-    def __init__(self, id: int, at: int = 2, end: str = "SIGKILL") -> None:
-        super().__init__(id, at, lambda: ENDS[self.end]())
-        self.end = end
-
-
 class _BreaksOff:
     """A number that raises or ends its process when it is read. Earlier parts of the row are then already written."""
 
@@ -211,27 +181,6 @@ class BreaksOffItsRow(Counter):
         if self.is_broken and self.t == self.at:
             second = _BreaksOff(self.end)
         return {"first": super().observe(action), "second": second}
-
-
-class DiesOnReset(Counter):
-    """Ends its process in its second reset. `always`: in the first reset, so that every restart fails."""
-
-    def __init__(self, id: int, always: bool = False) -> None:
-        super().__init__(id)
-        self.first = 1 if always else 2
-
-    def on_reset(self) -> None:
-        if self.episode >= self.first:
-            ENDS["SIGKILL"]()
-
-
-class DiesInInit(Counter):
-    """Ends its process in the constructor. `flag`: only if this file exists."""
-
-    def __init__(self, id: int, flag: str | None = None) -> None:
-        super().__init__(id)
-        if flag is None or os.path.exists(flag):
-            os._exit(3)
 
 
 # Envs that hang or are slow.
@@ -263,13 +212,6 @@ class HangsElsewhere(Counter):
             sleep_for_ages()
 
 
-class SlowClose(Counter):
-    """Hangs in close."""
-
-    def close(self) -> None:
-        sleep_for_ages()
-
-
 class TakesLong(Counter):
     """Each step takes `seconds`."""
 
@@ -290,14 +232,26 @@ class LargeAction(Counter):
         return super().observe(action if np.ndim(action) == 0 else action[0])
 
 
-def WaitsForFile(id: int, at: int, go: str) -> Does:
-    """Wait in step `at` until the file `go` exists, so that the test decides when the step ends."""
+class InterruptsParent(Counter):
+    """Env that sends Ctrl-C to the parent at a place, "init", "step" (the second) or "close", and hangs if `hangs`."""
 
-    def wait() -> None:
-        while not os.path.exists(go):
-            time.sleep(0.005)
+    def __init__(self, id: int, place: str = "step", parent: int = 0, hangs: bool = True) -> None:
+        super().__init__(id)
+        self.place, self.parent, self.hangs = place, parent, hangs
+        self.arrive("init")
 
-    return Does(id, at, wait)
+    def arrive(self, place: str) -> None:
+        if self.place == place and self.parent:
+            os.kill(self.parent, signal.SIGINT)
+            while self.hangs:
+                time.sleep(1)
+
+    def on_step(self) -> None:
+        if self.t == 2:
+            self.arrive("step")
+
+    def close(self) -> None:
+        self.arrive("close")
 
 
 # Envs that start processes and threads.

@@ -56,13 +56,16 @@ class Interrupts:
     looks for signals are instants. `raised` counts the interrupts. An interrupt that is not caught ends the block.
     In a block of `sigint_deferred`, an interrupt comes at the end of that block, as Ctrl-C does.
 
+    With a set `places`, an instant counts for the first interrupt only if its place is not in the set. Such places are
+    added. A line has two places: before and after an instruction at which Python looks for signals.
+
     On Python 3.12 and newer, `sys.settrace` misses bytecodes, so this class uses `sys.monitoring`. Python 3.11 has only
     `sys.settrace`, which stops when a trace function raises: a profiler restarts the trace for the second interrupt.
     """
 
-    def __init__(self, *numbers: int, at_looks: bool = False) -> None:
+    def __init__(self, *numbers: int, at_looks: bool = False, places: set[Any] | None = None) -> None:
         self.left, self.later, self.raised = numbers[0], list(numbers[1:]), 0
-        self._at_looks, self._thread = at_looks, threading.get_ident()
+        self._at_looks, self._thread, self._places = at_looks, threading.get_ident(), places
         self._last: dict[FrameType, int] = {}
         self._codes: dict[CodeType, bytes] = {}
 
@@ -113,8 +116,7 @@ class Interrupts:
             before, self._last[frame] = self._last.get(frame), code[offset]
             if code[offset] not in LOOKS and (before not in LOOKS or code[offset] == BEGIN_HANDLER):
                 return
-        self.left -= 1
-        if self.left == 0:
+        if self._is_due(frame, offset):
             self.raised += 1
             self._last.clear()  # the handlers come next
             if self.later:
@@ -127,6 +129,15 @@ class Interrupts:
             else:
                 raise KeyboardInterrupt
 
+    def _is_due(self, frame: FrameType, offset: int) -> bool:
+        if self._places is not None and not self.raised:
+            place = frame.f_code, frame.f_lineno, frame.f_code.co_code[offset] in LOOKS
+            if place in self._places:
+                return False
+            self._places.add(place)
+        self.left -= 1
+        return self.left == 0
+
     def _trace_again(self, frame: FrameType | None, *_: Any) -> None:
         sys.setprofile(None)
         sys.settrace(self._trace)
@@ -136,9 +147,9 @@ class Interrupts:
             frame = frame.f_back
 
 
-def interrupted(call: Callable[[], Any], *numbers: int, at_looks: bool = False) -> tuple[int, Any]:
+def interrupted(call: Callable[[], Any], *numbers: int, **options: Any) -> tuple[int, Any]:
     """Make the call with `Interrupts` at these instants. Return the number of interrupts and the call's result."""
-    interrupts = Interrupts(*numbers, at_looks=at_looks)
+    interrupts = Interrupts(*numbers, **options)
 
     def run() -> Iterator[Any]:
         result = None

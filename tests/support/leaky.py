@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import gymnasium
@@ -37,3 +38,17 @@ class Leaky(gymnasium.Env):
 
     def _obs(self) -> np.ndarray:
         return np.array([self.t, self.level, self.np_random.random()])
+
+
+def always(worker: Any) -> bool:
+    """Replace each worker between its episodes: the value of `recycle_after`."""
+    return True
+
+
+def await_new_worker(venv: Any) -> None:
+    """Wait until envs would move to a new worker in their next reset. On a busy machine, imports take long."""
+    backend, deadline = venv.engine.backend, time.monotonic() + 60
+    while not backend.moving:
+        assert time.monotonic() < deadline, "no new worker has started"
+        backend.recycle()
+        time.sleep(1e-3)

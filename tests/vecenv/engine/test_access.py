@@ -10,8 +10,6 @@ from tests.support.cases import counting, custom
 from vecenv import DummyVectorEnv
 from vecenv.testing import CountingEnv
 
-dummy_and_custom = pytest.mark.parametrize("backend", [DummyVectorEnv, custom])
-
 
 class Layer(gymnasium.Wrapper):
     """Wrapper with a separate attribute and attributes that hide the env's."""
@@ -29,10 +27,7 @@ class Inner(CountingEnv):
         super().__init__(env_id)
         self.both = self.inner = "the env's"
         self._secret = 5
-        self.items, self.array = [], np.zeros(2)
-
-    def fill(self, value):
-        self.array[...] = value
+        self.items = []
 
     def where(self):
         return "hidden by the wrapper"
@@ -44,14 +39,6 @@ class Inner(CountingEnv):
     @property
     def broken(self):
         raise AttributeError("a cable is missing")
-
-    @property
-    def fragile(self):
-        return 1
-
-    @fragile.setter
-    def fragile(self, value):
-        raise ValueError(f"{value} is refused")
 
 
 @pytest.fixture
@@ -73,13 +60,10 @@ def test_attributes_are_found_through_wrappers_outermost_first_and_set_where_the
     assert vars(owner)[name] == 7
 
 
-def test_errors_of_properties_arrive_as_themselves(venv):
-    with pytest.raises(ValueError, match="8 is refused"):
-        venv.set_env_attr("fragile", 8)
+def test_an_attribute_error_of_a_property_arrives_as_itself(venv):
     for read in (venv.get_env_attr, venv.call):
         with pytest.raises(AttributeError, match="a cable is missing"):
             read("broken")
-    assert venv.get_env_attr("fragile") == [1, 1, 1]
 
 
 def test_methods_are_called_and_values_returned(venv):
@@ -90,19 +74,6 @@ def test_methods_are_called_and_values_returned(venv):
     assert venv.get_env_attr("maker") == [dict] * 3
     assert venv.call("maker") == [{}] * 3
     assert venv.get_env_attr("__class__") == [Layer] * 3
-
-
-@pytest.mark.guarantee("G4.3")
-def test_a_value_that_is_set_is_each_envs_own_and_one_that_was_got_does_not_change(venv):
-    mine, array = [1], np.zeros(2)
-    venv.set_env_attr("items", mine)
-    venv.set_env_attr("array", array)
-    got = venv.get_env_attr("array", 1)[0]
-    venv.call("add", 2, id=0)
-    venv.call("fill", 7, id=1)
-    assert venv.get_env_attr("items") == [[1, 2], [1], [1]]
-    assert [value.tolist() for value in venv.get_env_attr("array")] == [[0, 0], [7, 7], [0, 0]]
-    assert (mine, array.tolist(), got.tolist()) == ([1], [0, 0], [0, 0])
 
 
 class Simulator:
@@ -157,21 +128,15 @@ def test_an_attribute_is_set_behind_a_wrapper_that_forwards_it():
         assert (layer.outer, layer.both, innermost.both, innermost.inner) == (2, 3, "the env's", 1)
 
 
-class Named(CountingEnv):
-    metadata = {"render_modes": ["rgb_array"], "name": "named"}
-    reward_range = (-1, 1)
-
-
-def test_metadata_spec_and_reward_range(venv):
+def test_specs_and_reward_ranges_may_differ(venv):
+    """`check_vector_env` checks those of equal envs."""
     assert not hasattr(venv, "reward_range")
-    with DummyVectorEnv([lambda: gymnasium.make("CartPole-v1"), lambda: Named(1)]) as venv:
-        assert [m.get("name") for m in venv.metadata] == [None, "named"]
-        assert venv.metadata[0]["render_fps"] == 50
-        assert [getattr(s, "id", None) for s in venv.spec] == ["CartPole-v1", None]
-        assert venv.reward_range == [None, (-1, 1)]
+    with DummyVectorEnv([lambda: gymnasium.make("CartPole-v1"), UsesOurNames]) as venv:
+        assert [getattr(spec, "id", None) for spec in venv.spec] == ["CartPole-v1", None]
+        assert venv.reward_range == [None, "wide"]
 
 
-@dummy_and_custom
+@pytest.mark.parametrize("backend", [DummyVectorEnv, custom])
 def test_a_sample_of_the_parents_spaces_does_not_move_the_envs_generators(backend):
     with backend(counting(2)) as venv:
         venv.seed(4)
@@ -190,38 +155,28 @@ class OwnSeed(CountingEnv):
 
 
 @pytest.mark.guarantee("G6.1")
-@pytest.mark.parametrize(
-    ("given", "returned", "seeded"),
-    [
-        (7, [7, 8, 9], [7, 8, 9]),
-        (np.array(3), [3, 4, 5], [3, 4, 5]),
-        (torch.tensor([3, 4, 5]), [3, 4, 5], [3, 4, 5]),
-        (range(3, 6), [3, 4, 5], [3, 4, 5]),
-        ([5, None, np.int64(1)], [5, None, 1], [5, -1, 1]),
-        (None, [None] * 3, [-1] * 3),
-    ],
-    ids=repr,
-)
-def test_an_int_is_spread_over_the_envs_and_a_list_has_one_for_each(venv, given, returned, seeded):
-    seeds = venv.seed(given)
-    assert seeds == returned
-    assert all(seed is None or type(seed) is int for seed in seeds)
-    assert venv.get_env_attr("seeded") == seeded
-    assert venv.get_env_attr("calls") == [int(seed is not None) for seed in returned]
+def test_an_int_is_spread_over_the_envs_and_a_list_has_one_for_each():
+    for given, returned in (
+        (7, [7, 8, 9]),
+        (np.array(3), [3, 4, 5]),
+        (torch.tensor([3, 4, 5]), [3, 4, 5]),
+        (range(3, 6), [3, 4, 5]),
+        ([5, None, np.int64(1)], [5, None, 1]),
+        (None, [None] * 3),
+    ):
+        with DummyVectorEnv(counting(3)) as venv:
+            seeds = venv.seed(given)
+            assert seeds == returned
+            assert all(seed is None or type(seed) is int for seed in seeds)
+            assert venv.get_env_attr("seeded") == [-1 if seed is None else seed for seed in returned]
+            assert venv.get_env_attr("calls") == [int(seed is not None) for seed in returned]
 
 
-@pytest.mark.guarantee("G6.8")
-def test_a_seeded_env_can_be_stepped():
-    with DummyVectorEnv(counting(3), strict=True) as venv:
-        assert venv.set_seed(None) is None
-        venv.seed(7)
-        assert venv.step([0, 0, 0])[0][:, 1:4].tolist() == [[0, 1, 7], [0, 1, 8], [0, 1, 9]]
-
-
-@pytest.mark.guarantee("G6.9")
+@pytest.mark.guarantee("G6.8", "G6.9")
 def test_a_reset_after_seeding_plays_the_second_episode():
-    with DummyVectorEnv(["CartPole-v1"] * 2) as venv:
+    with DummyVectorEnv(["CartPole-v1"] * 2, strict=True) as venv:
         venv.seed(0)
+        venv.step([0, 0])
         obs, _ = venv.reset()
     for i, row in enumerate(obs):
         env = gymnasium.make("CartPole-v1")
@@ -238,7 +193,7 @@ def test_an_envs_own_seed_method_is_used_and_is_no_reset():
             venv.step([0, 0])
 
 
-@dummy_and_custom
+@pytest.mark.parametrize("backend", [DummyVectorEnv, custom])
 def test_action_spaces_are_seeded_each_also_where_envs_share_one(backend):
     shared = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(1000)})
 

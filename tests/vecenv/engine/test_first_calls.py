@@ -1,12 +1,13 @@
 """First calls of a user: names of arguments and of autoreset modes, and a loop that survives a failing env."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
 from tests.support.agent_envs import Herd
 from vecenv import (
-    AsyncVectorEnv,
     DummyVectorEnv,
     EnvCreator,
     ParallelVectorEnv,
@@ -14,16 +15,7 @@ from vecenv import (
     VectorEnvNormObs,
     make_vec,
 )
-from vecenv.sb3 import DummyVecEnv, SubprocVecEnv
 from vecenv.testing import CountingEnv, RaisesOnStep
-
-
-@pytest.mark.parametrize("facade", [AsyncVectorEnv, SyncVectorEnv, DummyVecEnv, SubprocVecEnv])
-def test_facades_take_ids(facade):
-    envs = facade(["CartPole-v1"] * 2)
-    obs = envs.reset()
-    assert (obs[0] if isinstance(obs, tuple) else obs).shape == (2, 4)
-    envs.close()
 
 
 def test_a_subclass_with_arguments_of_its_own_names_them():
@@ -48,11 +40,10 @@ def test_make_vec_passes_unknown_arguments_to_the_env_and_says_so():
     assert not any("venv_kwargs" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, "SameStep", "SAME_STEP", "same_step"])
-def test_an_autoreset_mode_is_the_enum_its_value_or_its_name_in_any_case(mode):
-    envs = SyncVectorEnv([CountingEnv], autoreset_mode=mode)
-    assert envs.autoreset_mode is envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
-    envs.close()
+def test_an_autoreset_mode_is_the_enum_its_value_or_its_name_in_any_case():
+    for mode in (AutoresetMode.SAME_STEP, "SameStep", "SAME_STEP", "same_step"):
+        with closing(SyncVectorEnv(["CartPole-v1"], autoreset_mode=mode)) as envs:
+            assert envs.autoreset_mode is envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
 
 
 def test_creators_make_envs_of_many_agents_for_the_right_class():
@@ -85,16 +76,6 @@ def test_a_loop_goes_on_with_the_other_envs():
     assert [rewards[2] for rewards, _ in log] == [2 + t for t in steps]
     assert [done[0] for _, done in log] == [False] * 4 + [True] + [False] * 3
     assert [done[1] for _, done in log] == [False, False, True] * 2 + [False, False]
-
-
-@pytest.mark.parametrize("form", ["dict", "object"])
-def test_results_of_others_merge_into_batches_of_any_form(form):
-    with DummyVectorEnv([lambda i=i: RaisesOnStep(i, at=2 - i, form=form) for i in (0, 1)]) as venv:
-        obs, _ = venv.reset()
-        with pytest.raises(ValueError, match="boom in step") as caught:
-            venv.step([0, 0])
-        merged, _, _, truncated, _ = caught.value.partial.merge_into(obs)
-        assert (type(merged), truncated.tolist()) == (type(obs), [False, True])
 
 
 def test_results_of_others_merge_into_a_batch_of_some_envs_through_a_wrapper():

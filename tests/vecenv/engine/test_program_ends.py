@@ -12,25 +12,21 @@ from collector import Dataset
 from tests.support.backends import FULL
 from tests.support.paths import ROOT
 
-VECTOR_ENVS = {
+HERE = {
     "dummy": "vecenv.DummyVectorEnv([LateEnv] * 2)",
     "thread": "vecenv.ThreadVectorEnv([LateEnv] * 2)",
-    "sync": "vecenv.SyncVectorEnv([LateEnv] * 2)",
     "sb3": "vecenv.sb3.DummyVecEnv([LateEnv] * 2)",
     "from_gymnasium": "vecenv.from_gymnasium(gym.vector.SyncVectorEnv([LateEnv] * 2))",
     "recorded": "collector.RecordEpisodes(vecenv.DummyVectorEnv([LateEnv] * 2), FOLDER)",
 }
 """Vector envs with envs in this process."""
-COLLECTORS = {
-    "collector": "collector.SyncDataCollector([LateEnv] * 2, frames_per_batch=4, backend='dummy')",
-    "async collector": "collector.AsyncDataCollector([LateEnv] * 2, frames_per_batch=4, backend='thread')",
-}
+SHMEM = "vecenv.ShmemVectorEnv([LateEnv] * 2)"
 REMOTE = {
     "auto": "collector.SyncDataCollector([LateEnv] * 2, frames_per_batch=4, backend='auto')",
-    "shmem": "vecenv.ShmemVectorEnv([LateEnv] * 2)",
-    "async": "vecenv.AsyncVectorEnv([LateEnv] * 2)",
+    "shmem": SHMEM,
     "subproc": "vecenv.sb3.SubprocVecEnv([LateEnv] * 2)",
 }
+COLLECTOR = "collector.AsyncDataCollector([LateEnv] * 2, frames_per_batch=4, backend='thread')"
 ORIGINALS = {
     "gymnasium": "gym.vector.SyncVectorEnv([LateEnv] * 2)",
     "sb3": "stable_baselines3.common.vec_env.DummyVecEnv([LateEnv] * 2)",
@@ -41,16 +37,6 @@ ENDS = {
     "exception": "envs.step(np.zeros((2, 2), np.float32))\nraise ValueError('a mistake')",
 }
 EXIT_CODES = {"end": 0, "in a loop": 3, "exception": 1}
-CASES = [("dummy", "end"), ("dummy", "in a loop"), ("thread", "end")]
-MORE_CASES = [
-    ("dummy", "exception"),
-    ("sync", "end"),
-    ("sb3", "end"),
-    ("sb3", "in a loop"),
-    ("from_gymnasium", "exception"),
-    ("recorded", "end"),
-    ("recorded", "in a loop"),
-]
 PROGRAM = """
 import sys, gymnasium as gym, numpy as np
 IMPORTS
@@ -97,52 +83,62 @@ def original(name: str, end: str) -> tuple[int, str, list[str]]:
 
 
 @pytest.mark.guarantee("G9.7")
-@pytest.mark.parametrize(("name", "end"), [*CASES, *(pytest.param(name, end, marks=FULL) for name, end in MORE_CASES)])
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("dummy", "in a loop"),
+        *(
+            pytest.param(name, end, marks=FULL)
+            for name, end in (
+                ("dummy", "exception"),
+                ("thread", "end"),
+                ("sb3", "in a loop"),
+                ("from_gymnasium", "exception"),
+                ("recorded", "end"),
+                ("recorded", "in a loop"),
+            )
+        ),
+    ],
+)
 def test_envs_in_this_process_are_left_open_as_in_the_originals(name: str, end: str, tmp_path: Path) -> None:
     closes = hasattr(gymnasium.vector.VectorEnv, "__del__")  # of gymnasium 1.2, whose program then hangs
     expected = original("sb3" if name == "sb3" or closes else "gymnasium", end)
     assert expected[:2] == (EXIT_CODES[end], LAST_LINES + DELETED)
-    assert run(VECTOR_ENVS[name], end, folder=tmp_path / "data") == expected
+    assert run(HERE[name], end, folder=tmp_path / "data") == expected
     if name == "recorded":  # its own exit function has committed the episodes
         data = Dataset(tmp_path / "data")
         assert (len(data), data.complete) == (2 * (end != "end"), False)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=FULL) for name in COLLECTORS])
-@pytest.mark.parametrize("begin", ["batch = next(iter(envs))", "batches = iter(envs)\nbatch = next(batches)"])
-def test_collectors_leave_envs_of_this_process_open(name: str, begin: str) -> None:
-    assert run(COLLECTORS[name], begin=begin) == (0, LAST_LINES + DELETED, [])
+@FULL
+def test_a_collector_leaves_envs_of_this_process_open() -> None:
+    assert run(COLLECTOR, begin="batches = iter(envs)\nbatch = next(batches)") == (0, LAST_LINES + DELETED, [])
 
 
 @pytest.mark.guarantee("G9.6")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=FULL) for name in REMOTE])
 def test_workers_close_their_envs_before_the_library_ends(name: str) -> None:
-    begin = "batch = next(iter(envs))" if "Collector" in REMOTE[name] else "envs.reset()"
+    begin = "batch = next(iter(envs))" if name == "auto" else "envs.reset()"
     code, output, errors = run(REMOTE[name], begin=begin)
     assert (code, output.removesuffix(DELETED), errors) == (0, LAST_LINES, [])  # "auto" may choose this process
 
 
 @FULL
-def test_the_error_of_a_program_is_its_last_line() -> None:
-    assert run(REMOTE["shmem"], end="exception") == (1, LAST_LINES, ["ValueError: a mistake"])
-
-
-@FULL
-def test_a_program_ends_though_an_env_hangs_in_a_step() -> None:
+def test_a_program_ends_though_an_env_hangs_in_a_step_and_its_error_is_the_last_line() -> None:
     begin = """
 import time, vecenv.engine.lifetime
 vecenv.engine.lifetime.CLOSE_TIMEOUT = 0.5
 envs.reset()
-envs.set_env_attr("step", lambda action: time.sleep(600))
-envs.send(np.zeros((2, 2), np.float32))"""
-    assert run(REMOTE["shmem"], begin=begin) == (0, LAST_LINES, [])
+envs.set_env_attr("step", lambda action: time.sleep(600), [0])
+envs.send(np.zeros((1, 2), np.float32), [0])"""
+    assert run(SHMEM, begin=begin) == (0, LAST_LINES, [])
+    assert run(SHMEM, end="exception") == (1, LAST_LINES, ["ValueError: a mistake"])
 
 
 @pytest.mark.guarantee("G9.9")
-@pytest.mark.parametrize("end", ["end", pytest.param("exception", marks=FULL)])
-def test_custom_workers_are_closed_because_they_may_own_processes(end: str) -> None:
-    code, output, _ = run("vecenv.BaseVectorEnv([LateEnv] * 2, Worker)", end)
-    assert (code, output) == (EXIT_CODES[end], LAST_LINES + "killed -9\n" * 2 + DELETED)
+def test_custom_workers_are_closed_because_they_may_own_processes() -> None:
+    code, output, _ = run("vecenv.BaseVectorEnv([LateEnv] * 2, Worker)", "exception")
+    assert (code, output) == (1, LAST_LINES + "killed -9\n" * 2 + DELETED)
 
 
 @pytest.mark.guarantee("G9.8")
@@ -160,8 +156,5 @@ envs.reset()
 envs.send(np.zeros((2, 2), np.float32))
 begun.wait()"""
     code, output, errors = run("vecenv.ThreadVectorEnv([LateEnv] * 2, num_workers=2)", begin=begin)
-    assert (code, sorted(output.split()), errors) == (
-        0,
-        sorted([*LAST_LINES.split(), *DELETED.split(), "stepped", "stepped"]),
-        [],
-    )
+    lines = [*LAST_LINES.split(), *DELETED.split(), "stepped", "stepped"]
+    assert (code, sorted(output.split()), errors) == (0, sorted(lines), [])

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import psutil
 import pytest
-from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics, TimeLimit
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TimeLimit
 
-from tests.fuzz.engine import always, await_new_worker
-from tests.fuzz.leak_soak import soak
-from tests.support.backends import ON_RAY, full
-from tests.support.leaky import Leaky
+from tests.support.backends import FULL, ON_RAY, RAY, full
+from tests.support.leaky import Leaky, always, await_new_worker
 from tests.support.ledger import kill
-from tests.support.rounds import N, by_autoreset, by_mask, by_reset, by_seeded_autoreset, plain, rows, undisturbed
+from tests.support.rounds import N, by_autoreset, by_mask, by_reset, rows, undisturbed
+from tests.support.shared_envs import counted
 from vecenv import (
-    DummyVectorEnv,
     EnvCreator,
+    RayVectorEnv,
     ShmemVectorEnv,
     SubprocVectorEnv,
     TransformedEnv,
@@ -34,29 +32,54 @@ WITHIN = 60.0
 CLASSES = [ShmemVectorEnv, *full([SubprocVectorEnv]), ON_RAY]
 
 
-def until(venv: Any, produced: Iterator[Any], recycled: int) -> list[Any]:
-    """Return the rows of all rounds until so many workers were replaced."""
+def until(venv: Any, produced: Iterator[Any], recycled: int, rule: Any = None) -> list[Any]:
+    """Return the rows of all rounds until so many workers were replaced. If they are `always` due, wait for them,
+    because rounds would take the CPU from workers that start.
+    """
     found, limit = [], time.monotonic() + WITHIN
     while venv.stats()["recycled"] < recycled:
         assert time.monotonic() < limit, f"{venv.stats()} after {len(found)} rounds"
+        if rule is always:
+            await_new_worker(venv)
         found.append(next(produced))
     return found + [next(produced) for _ in range(30)]
 
 
+def with_transform() -> Any:
+    return TransformedEnv(Leaky(), VecNorm(["observation"], decay=1.0))
+
+
+def with_wrappers() -> Any:
+    return NormalizeReward(NormalizeObservation(TimeLimit(Leaky(), 5)))
+
+
+def pong() -> Any:
+    return gymnasium.make("ale_py:ALE/Pong-v5", obs_type="ram", max_episode_steps=4, full_action_space=True)
+
+
 @pytest.mark.guarantee("G8.13")
-@pytest.mark.parametrize("advance", [by_autoreset, by_reset, *full([by_seeded_autoreset, by_mask])])
-@pytest.mark.parametrize("kind", CLASSES)
-def test_episodes_are_those_of_envs_that_are_never_replaced(kind: Any, advance: Any) -> None:
-    with kind([Leaky] * N, num_workers=2, recycle_after=1) as venv:
-        first = set(venv.get_env_attr("pid"))
+@pytest.mark.parametrize(
+    ("kind", "make_env", "advance", "rule"),
+    [
+        (ShmemVectorEnv, Leaky, by_autoreset, 1),
+        (ShmemVectorEnv, with_wrappers, by_reset, always),
+        pytest.param(ShmemVectorEnv, with_transform, by_autoreset, always, marks=FULL),
+        pytest.param(ShmemVectorEnv, pong, by_autoreset, always, marks=FULL),
+        pytest.param(SubprocVectorEnv, Leaky, by_mask, 1, marks=FULL),
+        pytest.param(RayVectorEnv, Leaky, by_autoreset, 1, marks=RAY),
+    ],
+)
+def test_episodes_statistics_and_generators_are_those_of_envs_that_are_never_replaced(
+    kind: Any, make_env: Any, advance: Any, rule: Any
+) -> None:
+    with kind([make_env] * N, num_workers=2, recycle_after=rule) as venv:
         venv.set_env_attr("level", 5, [1])
-        got = until(venv, rows(venv, advance), 2)
-        assert not first.intersection(venv.get_env_attr("pid"))
+        got = until(venv, rows(venv, advance), 2, rule)
         assert venv.alive() == [True] * N
         stats = venv.stats()
-        assert stats["recycled_because"] == {"episodes": stats["recycled"]}
+        assert stats["recycled_because"] == {"function" if rule is always else "episodes": stats["recycled"]}
         assert stats["restarts"] == 0
-    assert got == undisturbed(advance, len(got), level=5)
+    assert got == undisturbed(advance, len(got), [make_env] * N, level=5)
 
 
 @pytest.mark.full
@@ -74,6 +97,8 @@ def test_a_worker_that_is_too_large_is_replaced_and_its_memory_is_free() -> None
 
 @pytest.mark.slow
 def test_memory_stays_within_the_bound_and_all_rows_are_those_without_a_leak() -> None:
+    from tests.fuzz.leak_soak import soak  # imports torch, and workers import this module
+
     found = soak(60.0)
     assert found["recycled"] >= 4
     assert found["leaked_mb"] > 3 * found["largest_mb"] / 2
@@ -101,37 +126,27 @@ def test_a_function_of_the_worker_decides_and_its_exception_changes_nothing() ->
     assert seen[0].pid is not None
 
 
-@pytest.mark.parametrize("advance", [by_autoreset, *full([by_reset])])
-def test_without_memory_for_another_worker_the_old_one_ends_first(advance: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("vecenv.backends.recycling.available_memory", lambda: 0)
-    with ShmemVectorEnv([Leaky] * N, num_workers=N, recycle_after=1) as venv:
-        first = set(venv.get_env_attr("pid"))
-        got = until(venv, rows(venv, advance), 2)
-        assert len(first.intersection(venv.get_env_attr("pid"))) <= N - 2
-    assert got == undisturbed(advance, len(got))
+def by_reset_of_all(venv: Any, actions: Any, done: Any) -> Any:
+    """Step all envs, and reset all envs."""
+    return *venv.step(actions), *venv.reset()
 
 
-def test_without_memory_a_worker_of_several_envs_is_replaced_when_all_are_reset(monkeypatch: Any) -> None:
-    monkeypatch.setattr("vecenv.backends.recycling.available_memory", lambda: 0)
-    with ShmemVectorEnv([Leaky] * N, num_workers=2, recycle_after=1) as venv, DummyVectorEnv([Leaky] * N) as other:
-        assert plain(venv.reset(seed=3)) == plain(other.reset(seed=3))
-        limit = time.monotonic() + WITHIN
-        while venv.stats()["recycled"] < 2:
-            assert time.monotonic() < limit
-            assert plain(venv.reset()) == plain(other.reset())
-            assert plain(venv.step([0] * N)) == plain(other.step([0] * N))
-
-
-def test_a_worker_that_waits_for_a_reset_of_all_its_envs_is_replaced_earlier_if_memory_is_free_again(
-    monkeypatch: Any,
-) -> None:
+@pytest.mark.parametrize(
+    ("answers", "num_workers", "advance"),
+    [([], N, by_autoreset), ([], 2, by_reset_of_all), ([0], 2, by_autoreset)],
+    ids=["the old one ends first", "in a reset of all its envs", "as soon as there is memory again"],
+)
+def test_without_memory_for_another_worker(answers: Any, num_workers: int, advance: Any, monkeypatch: Any) -> None:
+    """`answers` is the available memory in the first calls. Without answers, there is never any memory."""
+    first = iter(answers)
     monkeypatch.setattr("vecenv.backends.recycling.RETRY", 0.0)
-    answers = iter([0])
-    monkeypatch.setattr("vecenv.backends.recycling.available_memory", lambda: next(answers, None))
-    with ShmemVectorEnv([Leaky] * N, num_workers=2, recycle_after=1) as venv:
-        got = until(venv, rows(venv, by_autoreset), 1)
-    assert next(answers, None) is None, "memory was not asked for"
-    assert got == undisturbed(by_autoreset, len(got))
+    monkeypatch.setattr("vecenv.backends.recycling.available_memory", lambda: next(first, None if answers else 0))
+    with ShmemVectorEnv([Leaky] * N, num_workers=num_workers, recycle_after=1) as venv:
+        before = set(venv.get_env_attr("pid"))
+        got = until(venv, rows(venv, advance), 2)
+        assert before - set(venv.get_env_attr("pid"))
+    assert got == undisturbed(advance, len(got))
+    assert next(first, None) is None, "memory was not asked for"
 
 
 def test_a_new_worker_that_cannot_start_is_no_loss(tmp_path: Any, monkeypatch: Any) -> None:
@@ -183,73 +198,15 @@ def test_the_death_of_either_worker_loses_only_its_own_envs(kind: Any, victim: i
         assert venv.alive() == [True] * N
 
 
-def with_transform() -> Any:
-    return TransformedEnv(Leaky(), VecNorm(["observation"]))
-
-
-def with_wrappers() -> Any:
-    return NormalizeReward(NormalizeObservation(RecordEpisodeStatistics(TimeLimit(Leaky(), 5))))
-
-
-def pong() -> Any:
-    return gymnasium.make("ale_py:ALE/Pong-v5", obs_type="ram", max_episode_steps=4)
-
-
-@pytest.mark.parametrize("make_env", [with_transform, *full([with_wrappers, pong])])
-def test_statistics_and_generators_move_with_the_env(make_env: Any) -> None:
-    def rounds(venv: Any, enough: Callable[[int], bool]) -> list[Any]:
-        found, limit = [plain(venv.reset(seed=3))], time.monotonic() + WITHIN
-        while not enough(len(found)):
-            assert time.monotonic() < limit, venv.stats()
-            batch = venv.step([len(found) % 6] * N, autoreset=True)
-            for info in batch[4]:
-                info.get("final_info", {}).get("episode", {}).pop("t", None)  # seconds
-            found.append(plain(batch))
-        return found
-
-    with ShmemVectorEnv([make_env] * N, num_workers=2, recycle_after=1) as venv:
-        got = rounds(venv, lambda count: venv.stats()["recycled"] >= 2)
-    with DummyVectorEnv([make_env] * N) as venv:
-        assert got == rounds(venv, lambda count: count == len(got))
-
-
-class ClosesLater(Leaky):
-    """Env whose `close` waits until the file exists."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.file = file
-
-    def close(self) -> None:
-        while not self.file.exists():
-            time.sleep(0.01)
-
-
-@pytest.mark.parametrize("kind", full([ShmemVectorEnv, SubprocVectorEnv]))
-def test_a_worker_that_has_closed_its_envs_before_close_is_no_problem(kind: Any, tmp_path: Path) -> None:
-    file = tmp_path / "close"
-    with kind([partial(ClosesLater, file)] * N, num_workers=2, recycle_after=1) as venv:
-        produced, limit = rows(venv, by_autoreset), time.monotonic() + WITHIN
-        workers = [psutil.Process(pid) for pid in set(venv.get_env_attr("pid"))]
-        while venv.stats()["recycled"] == 0:
-            assert time.monotonic() < limit, venv.stats()
-            next(produced)
-        file.touch()
-        while not psutil.wait_procs(workers, timeout=0.05)[0]:
-            assert time.monotonic() < limit
-
-
-def counted() -> Any:
-    return TransformedEnv(Leaky(), VecNorm(["observation"], decay=1.0))
-
-
 def test_shared_state_outlives_the_workers() -> None:
-    creator = EnvCreator(counted)
-    with ShmemVectorEnv([creator] * N, num_workers=2, recycle_after=1) as venv:
-        got = until(venv, rows(venv, by_autoreset), 2)
-        firsts = sum("final_obs" in info for batch in got[1:] for info in batch[4])
-        (count,) = [float(value) for key, value in creator.state_dict().items() if key.endswith("_count")]
-    assert count == N * len(got) + firsts
+    with ShmemVectorEnv([EnvCreator(counted)] * N, num_workers=1, recycle_after=always) as venv:
+        for _ in range(2):
+            venv.reset()
+            venv.step([0] * N)
+            await_new_worker(venv)
+        venv.reset()
+        assert venv.stats()["recycled"] == 2
+        assert venv.call("calls") == [5 * N] * N
 
 
 class RaisesOnce(Leaky):
@@ -269,33 +226,20 @@ class RaisesOnce(Leaky):
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("on_error", ["raise", "restart"])
-def test_a_failed_reset_in_the_new_worker_keeps_the_row_of_the_last_step(
-    kind: Any, on_error: str, tmp_path: Path
-) -> None:
+def test_a_failed_reset_in_the_new_worker_keeps_the_row_of_the_last_step(kind: Any, tmp_path: Path) -> None:
+    """Random programs draw it without on_error="restart"."""
     files = [tmp_path / "a", tmp_path / "b"]
-    with kind(
-        [partial(RaisesOnce, file) for file in files], num_workers=1, recycle_after=always, on_error=on_error
-    ) as venv:
+    options = {"num_workers": 1, "recycle_after": always, "on_error": "restart"}
+    with kind([partial(RaisesOnce, file) for file in files], **options) as venv:
         venv.reset(seed=0)
         venv.step([0, 0], autoreset=True)
         await_new_worker(venv)
         old = venv.get_env_attr("pid")
         files[1].touch()
-        if on_error == "raise":
-            with pytest.raises(LookupError, match="boom") as caught:
-                venv.step([0, 0], autoreset=True)
-            partial_rows = caught.value.partial
-            assert partial_rows.env_id.tolist() == [0, 1]
-            assert partial_rows.terminated.tolist() == [True, True]
-            assert partial_rows.obs[:, 0].tolist() == [0.0, 2.0]
-            assert "final_obs" in partial_rows.info[0]
-            venv.reset([1])
-        else:
-            obs, _, terminated, _, info = venv.step([0, 0], autoreset=True)
-            assert obs[:, 0].tolist() == [0.0, 0.0]
-            assert terminated.all()
-            assert [one["final_obs"][0] for one in info] == [2.0, 2.0]
-            assert venv.stats()["absorbed"] == 1
+        obs, _, terminated, _, info = venv.step([0, 0], autoreset=True)
+        assert obs[:, 0].tolist() == [0.0, 0.0]
+        assert terminated.all()
+        assert [one["final_obs"][0] for one in info] == [2.0, 2.0]
+        assert venv.stats()["absorbed"] == 1
         assert not set(old).intersection(venv.get_env_attr("pid"))
         assert venv.step([0, 0])[0][:, 0].tolist() == [1.0, 1.0]

@@ -7,11 +7,11 @@ from gymnasium.utils.env_checker import data_equivalence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.envs import assert_same, objects, stacked
 from tests.support.cases import (
     NEAR_ON_RAY,
     WITH_TWO_WORKERS,
     Plays,
-    assert_rows,
     custom,
     equal_bits,
     playing,
@@ -51,7 +51,6 @@ ALL_KINDS = spaces.Dict(
         "empty": spaces.Tuple([spaces.Dict({}), spaces.Tuple([])]),
     }
 )
-EACH_BACKEND = [DummyVectorEnv, custom, *WITH_TWO_WORKERS, NEAR_ON_RAY]
 
 
 def seen(space, *scripts, steps=2, make=DummyVectorEnv, **options):
@@ -61,13 +60,21 @@ def seen(space, *scripts, steps=2, make=DummyVectorEnv, **options):
 
 
 @pytest.mark.guarantee("G3.1")
-@pytest.mark.parametrize("make", EACH_BACKEND, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [DummyVectorEnv, custom, *WITH_TWO_WORKERS, NEAR_ON_RAY], ids=lambda make: make.__name__
+)
 def test_a_batch_with_all_kinds_of_spaces(make):
     scripts = [samples(ALL_KINDS, 4, seed) for seed in range(3)]
     with make(playing(ALL_KINDS, *scripts)) as venv:
         for turn, ids in enumerate((None, None, [2, 0], [0, 2])):
             obs = venv.step([0] * len(ids or scripts), ids)[0] if turn else venv.reset()[0]
-            assert_rows(obs, [scripts[i][turn] for i in ids or range(3)], ALL_KINDS)
+            rows = [scripts[i][turn] for i in ids or range(3)]
+            want = {
+                "arrays": stacked(ALL_KINDS["arrays"], [row["arrays"] for row in rows]),
+                "objects": {key: objects([row["objects"][key] for row in rows]) for key in rows[0]["objects"]},
+                "empty": ({}, ()),
+            }
+            assert_same(obs, want, f"round {turn}")
 
 
 def test_bits_views_and_orders_of_memory_are_kept():
@@ -101,23 +108,6 @@ def test_observations_infos_and_actions_that_exceed_the_buffer_of_a_socket(make)
         assert np.array_equal(obs, [image, image])
 
 
-@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
-def test_graphs_are_of_their_own_env(backend):
-    """Envs of a worker may fill a common array, and a graph is a named tuple."""
-    nodes = np.zeros((1, 1), np.float32)
-
-    class Fills(Plays):
-        def _next(self):
-            nodes[...] = super()._next()
-            return spaces.GraphInstance(nodes, None, None)
-
-    graphs = spaces.Graph(spaces.Box(0, 9, (1,)), None)
-    with backend([lambda k=k: Fills(graphs, [k, k + 4]) for k in range(3)], num_workers=1) as venv:
-        batches = venv.reset()[0], venv.step([0] * 3)[0]
-    assert all(type(graph) is spaces.GraphInstance for batch in batches for graph in batch)
-    assert [[graph.nodes.item() for graph in batch] for batch in batches] == [[0, 1, 2], [4, 5, 6]]
-
-
 def test_only_the_parts_in_which_envs_differ_are_objects():
     def space(k):
         return spaces.Dict({"same": spaces.Discrete(4), "other": spaces.Box(0, 9, (k,), np.int64)})
@@ -136,36 +126,25 @@ def test_only_the_parts_in_which_envs_differ_are_objects():
 
 
 @pytest.mark.guarantee("G3.6")
-@pytest.mark.parametrize(
-    ("rewards", "want"),
-    [
-        ([1, 1.5, np.float32(0.5), np.int64(2), True], [1, 1.5, 0.5, 2, 1]),
-        ([np.array(3.0), np.array([4.0])], [3, 4]),
+def test_rewards_are_float64_numbers_or_vectors():
+    """Random programs draw other types."""
+    for rewards, want in (
+        ([True, np.array(3.0), np.array([4.0])], [1, 3, 4]),
         ([[1, 2, 3], np.array([0.5, 0, 1]), (4, 5, 6)], [[1, 2, 3], [0.5, 0, 1], [4, 5, 6]]),
-    ],
-)
-def test_rewards_are_float64_numbers_or_vectors(rewards, want):
-    with DummyVectorEnv(playing(spaces.Discrete(1), [0], [0], rewards=[rewards[-1], *rewards[:-1]])) as venv:
-        venv.reset()
-        for one in want:
-            assert equal_bits(venv.step([0, 0])[1], np.array([one, one], float))
+    ):
+        with DummyVectorEnv(playing(spaces.Discrete(1), [0], rewards=[rewards[-1], *rewards[:-1]])) as venv:
+            venv.reset()
+            for one in want:
+                assert equal_bits(venv.step([0])[1], np.array([one], float))
 
 
-@pytest.mark.guarantee("G3.7")
-@pytest.mark.parametrize("make", [DummyVectorEnv, NEAR_ON_RAY, WITH_TWO_WORKERS[0]], ids=lambda make: make.__name__)
-@pytest.mark.parametrize(
-    "rewards", [(5.0, [1, 2]), (0.0, [1, 2]), ([1, 2], 5.0), ([1, 2], 0.0), ([1, 2], [1, 2, 3])], ids=str
-)
-def test_the_first_step_decides_the_shape_of_rewards_also_for_envs_of_other_workers(make, rewards):
-    env_fns = [playing(spaces.Box(0, 1, (2,)), [np.zeros(2, np.float32)], rewards=[r])[0] for r in rewards]
-    with make(env_fns) as venv:
+@pytest.mark.parametrize("rewards", [(0.0, [1, 2]), ([1, 2], 0.0), ([1, 2], [1, 2, 3])], ids=str)
+def test_the_first_step_decides_the_shape_of_rewards(rewards):
+    """Random programs show it for envs of several workers, and without zeros."""
+    with DummyVectorEnv([playing(spaces.Discrete(1), [0], rewards=[r])[0] for r in rewards]) as venv:
         venv.reset()
         assert equal_bits(venv.step([0], [0])[1], np.array([rewards[0]], float))
-        for _ in range(2):  # an env that failed decides nothing
-            with pytest.raises(EnvContractError, match=r"env 1: step\(\) returned a reward of shape"):
-                venv.step([0], [1])
-            venv.reset(1)
-        with pytest.raises(EnvContractError, match="env 1") as caught:
+        with pytest.raises(EnvContractError, match=r"env 1: step\(\) returned a reward of shape") as caught:
             venv.step([0, 0])
         assert equal_bits(caught.value.partial.rew, np.array([rewards[0]], float))
 
@@ -188,7 +167,7 @@ LISTS = spaces.Tuple(
 
 
 @pytest.mark.guarantee("G3.4")
-@pytest.mark.parametrize("make", [DummyVectorEnv, *WITH_TWO_WORKERS])
+@pytest.mark.parametrize("make", [DummyVectorEnv, ShmemVectorEnv])
 def test_lists_are_elements_of_tuple_spaces(make):
     tuples = samples(LISTS, 8)
     lists = [[first, {"x": list(second["x"])}, np.array(third)] for first, second, third in tuples]
@@ -212,7 +191,7 @@ values = st.one_of(
 
 
 @pytest.mark.guarantee("G3.3")
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(boxes, values)
 def test_any_value_arrives_unchanged_or_is_an_observation_error(box, value):
     fine = np.zeros(box.shape, box.dtype)

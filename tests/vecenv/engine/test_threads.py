@@ -33,6 +33,8 @@ from vecenv.testing import Gates
 waiting_backend = and_ray([ThreadVectorEnv, *PROCESS_BACKENDS])
 
 ACTIONS = [0, 0]
+BUSY = "another call waits for this vector env"
+STEPPING = "env 0 is still stepping"
 
 
 @contextmanager
@@ -81,22 +83,21 @@ def test_another_thread_may_ask_which_envs_are_alive_and_has_to_wait_for_all_els
         with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
             sleeps(venv)
             assert [venv.alive() for _ in range(100)] == [[True, True]] * 100
-            assert venv.waiting_id == [0, 1]
-            assert venv.stats()["rounds"] == 2
+            assert (venv.waiting_id, venv.stats()["rounds"]) == ([0, 1], 2)
             for call in (venv.step, venv.send):
-                with pytest.raises(RuntimeError, match="env 0 is still stepping"):
+                with pytest.raises(RuntimeError, match=STEPPING):
                     call(ACTIONS)
-            with pytest.raises(ConcurrentCallError, match="another call waits for this vector env"):
+            with pytest.raises(ConcurrentCallError, match=BUSY):
                 venv.recv()
             gates.open(0, 1)
-        assert len(outcome[0]) == 5
+        assert outcome[0][0][:, 2].tolist() == [1, 1]
 
 
 class SlowActions:
     """Actions whose conversion to an array waits for an event."""
 
-    def __init__(self, begun: threading.Event, may_end: threading.Event) -> None:
-        self.begun, self.may_end = begun, may_end
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         self.begun.set()
@@ -107,55 +108,49 @@ class SlowActions:
         return len(ACTIONS)
 
 
-def test_a_thread_that_is_refused_late_does_not_break_the_call_of_the_other(waiting_backend: type) -> None:
+def test_a_thread_that_is_refused_late_does_not_break_the_call_of_the_other() -> None:
     """Both calls were checked before one of them began to change envs."""
-    begun, may_end = threading.Event(), threading.Event()
-    with Gates(2, ops=["step"]) as gates, waiting_backend(gates.env_fns, num_workers=2) as venv:
+    actions = SlowActions()
+    with Gates(2, ops=["step"]) as gates, ThreadVectorEnv(gates.env_fns, num_workers=2) as venv:
         venv.reset()
-        refused = []
-
-        def late() -> None:
-            with pytest.raises(RuntimeError) as caught:
-                venv.step(SlowActions(begun, may_end))
-            refused.append(caught.value)
-
-        second = threading.Thread(target=late)
-        second.start()
-        assert begun.wait(20)
+        late, refusals = beside(lambda: venv.step(actions))
+        assert actions.begun.wait(20)
         with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
             sleeps(venv)
-            may_end.set()
-            second.join()
+            actions.may_end.set()
+            late.join(20)
             with pytest.raises(ConcurrentCallError):
                 venv.reset()
             gates.open(0, 1)
-        assert "env 0 is still stepping" in str(refused[0])
+        assert STEPPING in str(refusals[0])
         assert outcome[0][0][:, 2].tolist() == [1, 1]
 
 
-class Stays(RowWiseWrapper):
-    """Stays in `step` after the engine's part, until `may_end` is set."""
+class Held:
+    """Layer that stays in a call outside of the engine, until `may_end` is set."""
 
     def __init__(self, venv: Any) -> None:
-        super().__init__(venv)
         self.is_there, self.may_end = threading.Event(), threading.Event()
+        super().__init__(venv)  # type: ignore[call-arg]
 
-    def map_step(self, *columns: Any) -> Any:
+    def stay(self) -> None:
         self.is_there.set()
         assert self.may_end.wait(20)
+
+
+class Stays(Held, RowWiseWrapper):
+    """Stays in `step` after the engine's part."""
+
+    def map_step(self, *columns: Any) -> Any:
+        self.stay()
         return columns
 
 
-class StaysInAFacade(GymnasiumVectorEnv):
-    """As `Stays`, between the halves of `step`."""
-
-    def __init__(self, venv: Any) -> None:
-        self.is_there, self.may_end = threading.Event(), threading.Event()
-        super().__init__(venv)
+class StaysInAFacade(Held, GymnasiumVectorEnv):
+    """Stays between the halves of `step`."""
 
     def step_wait(self, timeout: float | None = None) -> Any:
-        self.is_there.set()
-        assert self.may_end.wait(20)
+        self.stay()
         return super().step_wait(timeout)
 
 
@@ -170,7 +165,7 @@ def test_another_thread_cannot_call_a_layer_whose_call_is_outside_of_the_engine(
             assert layered.is_there.wait(20)
             halves = [] if layer is Stays else [partial(layered.step_async, ACTIONS)]
             for call in (partial(layered.step, ACTIONS), layered.reset, *halves):
-                with pytest.raises(ConcurrentCallError, match="another call waits for this vector env"):
+                with pytest.raises(ConcurrentCallError, match=BUSY):
                     call()
             layered.may_end.set()
         assert outcome[0][0][:, 2].tolist() == [1, 1]
@@ -190,21 +185,21 @@ def test_another_thread_finds_that_the_envs_of_dummy_are_stepping() -> None:
         with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
             gates.await_arrival(0)
             for call in (partial(venv.step, ACTIONS), partial(venv.seed, 1), venv.reset):
-                with pytest.raises(RuntimeError, match="env 0 is still stepping"):
+                with pytest.raises(RuntimeError, match=STEPPING):
                     call()
             gates.open()
         assert outcome[0][0][:, 2].tolist() == [1, 1]
 
 
 @pytest.mark.guarantee("G9.11")
-def test_an_env_that_calls_its_own_vector_env_gets_an_error() -> None:
+@pytest.mark.parametrize("make", [DummyVectorEnv, ThreadVectorEnv])
+def test_an_env_that_calls_its_own_vector_env_gets_an_error(make: Any) -> None:
     class Calls(Counter):
         def on_step(self) -> None:
             venv.alive()
             venv.step([0])
 
-    for make in (DummyVectorEnv, ThreadVectorEnv):
-        with make([partial(Calls, 0)]) as venv:
-            venv.reset()
-            with pytest.raises(ConcurrentCallError):
-                venv.step([0])
+    with make([partial(Calls, 0)]) as venv:
+        venv.reset()
+        with pytest.raises(ConcurrentCallError):
+            venv.step([0])

@@ -225,9 +225,11 @@ class CommandWorker(ProcessWorker):
 
     def await_hang_up(self) -> None:
         """Wait until the guard of an ended worker has sent the last frame."""
-        deadline = time.monotonic() + TIME_TO_HANG_UP
+        deadline, fd = time.monotonic() + TIME_TO_HANG_UP, self.channel.fileno()
+        if fd < 0:  # an interrupt came in `clean_up`, which has closed the channel
+            return
         poller = select.poll()
-        poller.register(self.channel.fileno(), select.POLLIN)
+        poller.register(fd, select.POLLIN)
         while not self.channel.ended and (left := deadline - time.monotonic()) > 0:
             poller.poll(left * 1000)
             self.channel.receive()
