@@ -90,13 +90,8 @@ class Acts:
     """Policy that raises in one of its calls, or stops the collection in another."""
 
     def __init__(self, policy: Any, raises_at: int, stops_at: int, interruptor: Interruptor) -> None:
-        self.policy, self.raises_at, self.stops_at, self.interruptor, self.calls = (
-            policy,
-            raises_at,
-            stops_at,
-            interruptor,
-            0,
-        )
+        self.policy, self.interruptor, self.calls = policy, interruptor, 0
+        self.raises_at, self.stops_at = raises_at, stops_at
         self.__signature__ = inspect.signature(policy)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
