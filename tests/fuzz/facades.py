@@ -32,7 +32,7 @@ from vecenv import (
     from_gymnasium,
 )
 
-N = 4
+N = 3
 MODES = ("NextStep", "SameStep", "Disabled")
 SPACE, ACTION, ENV = tuple(SPACES), tuple(ACTIONS), tuple(each for each in AROUND if each != "monitor")
 FLOATS = ("floats", "doubles", "half")
@@ -59,6 +59,7 @@ def one_of(name: str, allowed: Sequence[str]) -> str:
 class Facade(Pair):
     """Common operations of both facades."""
 
+    steps = 20
     kinds: ClassVar[Sequence[str]]
     """Kinds of our vector env that programs draw."""
     wraps: ClassVar[Sequence[str]] = ()
