@@ -71,22 +71,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the lines that tests have recorded as 'summary', also in other processes of the run."""
-    for report in terminalreporter.getreports("passed"):
-        for name, text in report.user_properties:
-            if name == "summary":
-                terminalreporter.write_line(text)
-
-
 backend = vector_env_classes(one_of(BACKENDS))
 """Each vector env class, for tests of shared code. The quick tier runs only Dummy."""
 process_backend = vector_env_classes(one_of(PROCESS_BACKENDS))
 """Each class with worker processes."""
 remote_backend = and_ray(PROCESS_BACKENDS)
 """Each class with worker processes, and RayVectorEnv."""
-waiting_backend = vector_env_classes(one_of(BACKENDS[1:]))
-"""Each class except DummyVectorEnv: its calls wait for threads or workers."""
 
 
 @pytest.fixture(scope="session")

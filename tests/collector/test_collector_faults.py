@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from collector import AsyncDataCollector, EpisodeCutter, Rollout, StepBatch, SyncDataCollector
-from tests.support.backends import FULL
-from tests.support.collector_envs import backends, batch_of, countdowns, kinds, zeros
-from tests.support.countdown import Breaks, BreaksOnce, Countdown
+from collector import AsyncDataCollector, EpisodeCutter, SyncDataCollector
+from collector.batch import arrival_log
+from collector.batch.step_log import StepLog
+from tests.support.collector_envs import batch_of, countdowns, kinds, zeros
+from tests.support.countdown import Breaks, BreaksOnce, Countdown, PaysTwo
+from tests.support.ctrl_c import interrupting
 from vecenv import DummyVectorEnv, ShmemVectorEnv
 
 
-@backends
+def first_rows(flat: Any) -> np.ndarray:
+    """Return the number of the first row of each env."""
+    return np.flatnonzero(np.diff(flat.env_ids, prepend=-1))
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -29,16 +33,16 @@ from vecenv import DummyVectorEnv, ShmemVectorEnv
         lambda collector: collector.load_state_dict(collector.state_dict()),
     ],
 )
-def test_a_failure_of_an_env_that_was_still_stepping_is_raised_once(backend: Any, call: Any) -> None:
-    venv = backend([partial(BreaksOnce, 20, 0, 2), partial(Countdown, 20)])
+def test_a_failure_of_an_env_that_was_still_stepping_is_raised_once(call: Any) -> None:
+    venv = DummyVectorEnv([partial(BreaksOnce, 20, 0, 2), partial(Countdown, 20)])
     with AsyncDataCollector(venv, zeros, frames_per_batch=4) as collector:
         before = collector.rollout()
         with pytest.raises(OverflowError, match="the env broke"):
             call(collector)
         call(collector)
         batch = collector.rollout()
-        assert (batch.step_count[np.r_[True, np.diff(batch.env_ids) > 0]] == 0).all(), "new episodes in all envs"
-        assert set(batch.traj_ids.tolist()).isdisjoint(before.traj_ids.tolist())
+    assert batch.step_count[first_rows(batch)].tolist() == [0, 0], "new episodes in all envs"
+    assert set(batch.traj_ids.tolist()).isdisjoint(before.traj_ids.tolist())
 
 
 @pytest.mark.guarantee("G10.11")
@@ -61,12 +65,15 @@ def test_with_episode_seeds_a_failure_shuts_down() -> None:
         assert collector.env.is_closed
 
 
-class InterruptedOnce(Countdown):
-    """Env that gets Ctrl-C in the third step of its first episode."""
+class Calls(Countdown):
+    """Countdown that calls a function in each step."""
+
+    def __init__(self, length: int, call: Any) -> None:
+        super().__init__(length)
+        self.call = call
 
     def step(self, action: Any) -> Any:
-        if (self.episode, self.taken) == (0, 2):
-            signal.raise_signal(signal.SIGINT)
+        self.call()
         return super().step(action)
 
 
@@ -85,14 +92,23 @@ def test_after_ctrl_c_the_next_batch_begins_with_a_reset_of_all_envs(kind: type,
         count("policy")
         return zeros(obs)
 
-    env = InterruptedOnce if where == "env" else Countdown
-    with kind(DummyVectorEnv([partial(env, 9)] * 3), policy, frames_per_batch=30) as collector:
+    with kind(DummyVectorEnv([partial(Calls, 9, lambda: count("env"))] * 3), policy, frames_per_batch=30) as collector:
         with pytest.raises(KeyboardInterrupt):
             collector.collect(n_step=30, on_step=lambda step: count("on_step"))
         flat = collector.next().flatten()
     assert flat.frames == 30
-    assert flat.obs[np.r_[True, np.diff(flat.env_ids) > 0]].tolist() == [[1, 0]] * 3
+    assert flat.obs[first_rows(flat)].tolist() == [[1, 0]] * 3
     np.testing.assert_array_equal(flat.obs[:, 1], flat.step_count)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("moment", ["resized", "_new_column"])
+def test_after_an_interrupt_while_the_memory_grows_the_collector_continues(moment: str, first: bool) -> None:
+    with AsyncDataCollector(countdowns(3), frames_per_batch=50) as collector:
+        with interrupting(arrival_log if moment == "resized" else StepLog, moment, first):
+            collector.next()
+        assert [collector.next().frames for _ in range(2)] == [50, 50]
 
 
 @kinds
@@ -103,8 +119,8 @@ def test_after_a_failure_of_postproc_a_collector_continues(kind: type) -> None:
         calls.append(batch)
         return 1 / 0 if len(calls) == 1 else batch
 
-    venv = DummyVectorEnv(countdowns(3))
-    with kind(venv, zeros, frames_per_batch=10, total_frames=30, postproc=fails_once) as collector:
+    options = {"frames_per_batch": 10, "total_frames": 30, "postproc": fails_once}
+    with kind(DummyVectorEnv(countdowns(3)), zeros, **options) as collector:
         batches = iter(collector)
         with pytest.raises(ZeroDivisionError):
             next(batches)
@@ -115,123 +131,47 @@ def test_after_a_failure_of_postproc_a_collector_continues(kind: type) -> None:
 # With on_error="restart", the episode of a failure ends with the step before, and the collection continues.
 
 
-class Fails(Countdown):
-    """Countdown that raises in some steps (episode, step)."""
-
-    def __init__(self, length: int, failures: frozenset[tuple[int, int]], reward: Any) -> None:
-        super().__init__(length)
-        self.failures, self.reward = failures, reward
-
-    def step(self, action: Any) -> Any:
-        if (self.episode, self.taken) in self.failures:
-            raise OverflowError("the env broke")
-        obs, _, *rest = super().step(action)
-        return (obs, self.reward, *rest)
-
-    def steps(self) -> Iterator[tuple[int, int, bool, bool]]:
-        """Yield episode, step, whether the episode ends, and whether the next step fails."""
-        episode = 0
-        while True:
-            for step in range(self.length):
-                if (episode, step) in self.failures:
-                    break
-                yield episode, step, step + 1 == self.length, (episode, step + 1) in self.failures
-            episode += 1
-
-
-def failing_envs(rng: np.random.Generator) -> list[Fails]:
-    """Return one to three envs with random failures, with the same kind of reward."""
-    reward = [1.0, np.inf, np.array([1.0, 2.0])][rng.integers(3)]
-    share = rng.choice([0.05, 0.3])
-    pairs = [frozenset((e, t) for e in range(40) for t in range(5) if rng.random() < share) for _ in range(3)]
-    return [Fails(int(rng.integers(2, 6)), pairs[i], reward) for i in range(rng.integers(1, 4))]
-
-
-NAMES = ("obs", "reward", "terminated", "truncated", "traj_ids", "env_ids", "mask", "broken")
-
-
-def arrays(batch: Any) -> SimpleNamespace:
-    columns = {name: np.asarray(getattr(batch, name)) for name in NAMES}
-    return SimpleNamespace(**columns, next_obs=np.asarray(batch.next.obs), broken_ids=batch.broken_ids)
-
-
-def check_flat(flat: Any, env: Fails, i: int, steps: Iterator[Any]) -> None:
-    """Check that the rows of env i are its next steps. If a later step failed in this batch, the last is truncated."""
-    for k in (flat.env_ids == i).nonzero()[0]:
-        episode, step, ends, fails = next(steps)
-        assert flat.obs[k].tolist() == [episode, step]
-        assert flat.next_obs[k].tolist() == [episode, step + 1]
-        assert (flat.terminated[k], flat.reward[k].tolist()) == (ends, np.asarray(env.reward).tolist())
-        assert flat.broken[k] == (flat.traj_ids[k] in flat.broken_ids)
-        assert flat.truncated[k] == (fails and flat.broken[k])
-
-
-def check_padded(batch: Rollout) -> None:
-    rows = arrays(batch)
-    failed = rows.broken & ~rows.mask
-    assert rows.truncated[failed].all()
-    assert not rows.reward[failed].any()
-    np.testing.assert_array_equal(rows.next_obs[failed], rows.obs[failed])
-    ends = np.argwhere(((rows.terminated | rows.truncated) & rows.mask).T)[:, ::-1]
-    np.testing.assert_array_equal(np.stack([batch.final_env, batch.final_time], 1), ends)
-    np.testing.assert_array_equal(batch.final_obs, rows.next_obs[tuple(ends.T)])
-
-
 @pytest.mark.guarantee("G10.10")
 @pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
-@kinds
-@pytest.mark.parametrize(
-    ("backend", "tensors"),
-    [(DummyVectorEnv, False), (DummyVectorEnv, True), pytest.param(ShmemVectorEnv, False, marks=FULL)],
-)
-def test_only_the_steps_that_failed_are_lost(kind: Any, backend: Any, tensors: bool) -> None:
-    """Random failures against a plain loop: flat, padded and split batches, and whole episodes."""
-    if tensors:
-        pytest.importorskip("tensordict")
-    for seed in range(15 if backend is DummyVectorEnv else 3):
-        rng = np.random.default_rng(seed)
-        envs = failing_envs(rng)
-        venv = backend(
-            [partial(Fails, env.length, env.failures, env.reward) for env in envs],
-            on_error="restart",
-            max_restarts=10**6,
-        )
-        frames = len(envs) * int(rng.integers(1, 20))
-        steps, cutter, episodes = [env.steps() for env in envs], EpisodeCutter(), list[Any]()
-        with kind(venv, zeros, frames_per_batch=frames, device="cpu" if tensors else None) as collector:
-            batches = [collector.rollout() for _ in range(8)]
-            assert collector.stats().broken_episodes == sum(len(batch.broken_ids) for batch in batches)
-            whole = collector.collect(n_episode=3)
-        for batch in batches:
-            assert batch.frames + batch.dropped_rows == frames
-            flat, split = arrays(batch.flatten()), arrays(batch.split_trajectories())
-            for i, env in enumerate(envs):
-                check_flat(flat, env, i, steps[i])
-            assert split.mask.sum() == batch.frames == len(flat.obs)
-            np.testing.assert_array_equal(split.broken, split.mask & np.isin(split.traj_ids, batch.broken_ids))
-            if isinstance(batch, Rollout):
-                check_padded(batch)
-            if tensors:
-                assert (batch.to_tensordict()["collector", "mask"] == batch.mask).all()
-            episodes += cutter.cut(batch)
-        for episode in episodes:
-            assert len(episode) == envs[episode.env_id].length
-            np.testing.assert_array_equal(episode.obs[:, 1], np.arange(len(episode) + 1))
-        trajectories = whole.batch.split_trajectories()
-        assert whole.lens.tolist() == trajectories.mask.sum(1).tolist()
-        assert whole.lens.tolist() == [envs[i].length for i in trajectories.env_ids]
+@pytest.mark.parametrize("wrap", [lambda env: env, PaysTwo], ids=["number", "vector"])
+def test_only_the_steps_that_failed_are_lost(wrap: Any) -> None:
+    """tests/fuzz compares random failures with a loop by hand."""
+    fns = [lambda at=at: wrap(BreaksOnce(9, 0, at)) for at in (2, 4, 99)]
+    venv, cutter = DummyVectorEnv(fns, on_error="restart"), EpisodeCutter()
+    with SyncDataCollector(venv, lambda obs: zeros(obs) + 1, frames_per_batch=12) as collector:
+        batches = [collector.next() for _ in range(3)]
+        assert collector.stats().broken_episodes == 2
+    first, second, _ = batches
+    assert first.mask.tolist() == [[True, True, False, True], [True] * 4, [True] * 4]
+    assert first.truncated.tolist() == [[False, True, True, False], [False] * 4, [False] * 4]
+    assert first.obs[0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0]]
+    np.testing.assert_array_equal(first.next.obs[0, :3], [[0, 1], [0, 2], [0, 2]])
+    assert not first.reward[0, 2].any()
+    assert first.reward[first.mask].all()
+    assert second.mask.tolist() == [[True] * 4, [False, True, True, True], [True] * 4]
+    assert second.truncated.sum() == second.truncated[1, 0] == 1, "an earlier batch has the last valid step"
+    assert [batch.broken_ids.tolist() for batch in batches] == [[0], [1], []]
+    for batch in batches:
+        flat, split = batch.flatten(), batch.split_trajectories()
+        assert batch.frames + batch.dropped_rows == 12
+        assert batch.frames == split.mask.sum() == len(flat.obs) == batch.mask.sum()
+        np.testing.assert_array_equal(split.broken, split.mask & np.isin(split.traj_ids, batch.broken_ids))
+        np.testing.assert_array_equal(flat.broken, np.isin(flat.traj_ids, batch.broken_ids))
+        ends = np.argwhere(((batch.terminated | batch.truncated) & batch.mask).T)[:, ::-1]
+        np.testing.assert_array_equal(np.stack([batch.final_env, batch.final_time], 1), ends)
+        np.testing.assert_array_equal(batch.final_obs, batch.next.obs[tuple(ends.T)])
+        assert {len(episode) for episode in cutter.cut(batch)} <= {9}
 
 
 @kinds
 def test_broken_episodes_are_counted_and_one_warning_names_the_env(kind: type) -> None:
-    failures = frozenset((episode, 0) for episode in range(3))
-    venv = DummyVectorEnv([partial(Fails, 3, failures, 1.0)] * 2, on_error="restart")
-    with kind(venv, zeros, frames_per_batch=4) as collector:
-        message = r"\d episodes? of this batch broke off because envs failed \(env 0: OverflowError: the env broke\)"
+    venv = DummyVectorEnv([partial(BreaksOnce, 3, 0, 0), partial(BreaksOnce, 3, 1, 0)] * 3, on_error="restart")
+    message = r"\d episodes? of this batch broke off because envs failed \(env 0: OverflowError: the env broke\)"
+    with kind(venv, zeros, frames_per_batch=12) as collector:
         with pytest.warns(RuntimeWarning, match=message) as caught:
             batches = [collector.next() for _ in range(6)]
-        assert [each.filename for each in caught] == [__file__]
         assert str(collector.stats()).endswith("; 6 broken episodes")
+    assert [each.filename for each in caught] == [__file__]
     assert "broken episode" in repr(next(batch for batch in batches if len(batch.broken_ids)))
 
 
@@ -264,7 +204,7 @@ def test_a_reset_within_a_batch_ends_an_episode_with_its_last_observation(copy: 
     """Also at the end of a batch, in a step that ends an episode, and for episodes that count."""
     rng = np.random.default_rng(0)
 
-    def reset() -> None:
+    def reset(_: Any = None) -> None:
         if rng.random() < 0.4:
             ids = np.flatnonzero(rng.random(3) < 0.5)
             collector.reset(ids if len(ids) else None)
@@ -274,14 +214,9 @@ def test_a_reset_within_a_batch_ends_an_episode_with_its_last_observation(copy: 
             reset()
         return zeros(obs)
 
-    def hook(step: StepBatch) -> None:
-        assert (step.next_obs[:, 1] == step.obs[:, 1] + 1).all()
-        reset()
-
-    on_step = hook if by == "hook" else None
-    venv = DummyVectorEnv(countdowns(3, 4, 50), copy=copy)
-    with SyncDataCollector(venv, policy, frames_per_batch=12, info_keys=()) as collector:
-        for _ in range(20):
+    on_step = reset if by == "hook" else None
+    with SyncDataCollector(DummyVectorEnv(countdowns(3, 4, 50), copy=copy), policy, frames_per_batch=12) as collector:
+        for _ in range(10):
             batch = collector.collect(n_step=12, on_step=on_step).batch
             assert (batch.obs[..., 1] == batch.step_count).all()
             assert (batch.next.obs == batch.obs + np.array([0, 1])).all()

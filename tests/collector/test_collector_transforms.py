@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
+from collector import SyncDataCollector  # noqa: E402
 from collector.device.torch_vector_env import TransformedOnDevice  # noqa: E402
 from tests.support.backends import FULL  # noqa: E402
 from tests.support.collector_envs import kinds  # noqa: E402
@@ -32,17 +32,16 @@ from vecenv.transforms import (  # noqa: E402
     VecNorm,
 )
 
-CHAINS = {
+CHAINS: dict[str, Any] = {
     "pictures": (IMAGE, lambda: Compose(ToTensorImage(), GrayScale(), Resize(6), CatFrames(4, -3))),
     "numbers": (VECTOR, lambda: [CatFrames(2, -1), RewardScaling(0.0, 0.1), ActionScaling()]),
     "dict": (VECTOR, lambda: [RewardSum(), StepCounter()]),
     "ends episodes": (VECTOR, lambda: [CatFrames(2, -1), TimeLimit(3)]),
     "learns": (VECTOR, lambda: VecNorm(decay=0.9)),
 }
-chains = pytest.mark.parametrize("chain", CHAINS)
 
 
-def env_fns(space: Any) -> list[Any]:
+def env_fns(space: Any = VECTOR) -> list[Any]:
     return [partial(Samples, space, length) for length in (4, 5, 7)]
 
 
@@ -59,122 +58,69 @@ class Linear(torch.nn.Module):
         return torch.stack([total.sin(), total.cos()], 1).float()
 
 
-def batches(collector: Any, count: int = 2) -> list[Any]:
+def batches(collector: Any) -> list[Any]:
     collector.set_seed(5)
-    return [collector.next() for _ in range(count)]
-
-
-def assert_same(ours: Any, others: Any, tolerance: float = 0.0) -> None:
-    for left, right in zip(ours, others, strict=True):
-        for name in ("obs", "reward", "action", "terminated", "truncated"):
-            pairs = zip(nest.leaves(getattr(left, name)), nest.leaves(getattr(right, name)), strict=True)
-            for mine, yours in pairs:
-                assert mine.dtype == yours.dtype
-                np.testing.assert_allclose(np.asarray(mine), np.asarray(yours), rtol=tolerance, atol=tolerance)
-        last, expected = left.next.obs, right.next.obs
-        for mine, yours in zip(nest.leaves(last), nest.leaves(expected), strict=True):
-            np.testing.assert_allclose(mine, yours, rtol=tolerance, atol=tolerance)
+    return [collector.next() for _ in range(2)]
 
 
 @kinds
-@chains
-def test_batches_are_those_of_a_transformed_vector_env(kind: type, chain: str) -> None:
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("device", [None, pytest.param("cpu", marks=FULL), ON_ACCELERATOR])
+def test_batches_are_those_of_a_transformed_vector_env(kind: type, chain: str, device: str | None) -> None:
     space, make = CHAINS[chain]
-    venv = TransformedVectorEnv(DummyVectorEnv(env_fns(space)), make())
+    venv: Any = TransformedVectorEnv(DummyVectorEnv(env_fns(space)), make())
+    if device:
+        venv = TransformedOnDevice(DummyVectorEnv(env_fns(space), copy=False), make(), device)
+    tolerance = 1e-5 if device else 0.0
     with (
         kind(DummyVectorEnv(env_fns(space)), Linear(), frames_per_batch=30, transforms=make()) as ours,
-        kind(venv, Linear(), frames_per_batch=30) as others,
+        kind(venv, Linear().to(device), frames_per_batch=30) as others,
     ):
-        assert_same(batches(ours), batches(others))
+        for left, right in zip(batches(ours), batches(others), strict=True):
+            columns = [(b.obs, b.next.obs, b.reward, b.action, b.terminated, b.truncated) for b in (left, right)]
+            for mine, yours in zip(*map(nest.leaves, columns), strict=True):
+                assert mine.dtype == yours.dtype
+                np.testing.assert_allclose(np.asarray(mine), np.asarray(yours), rtol=tolerance, atol=tolerance)
 
 
 @needs_accelerator
-@pytest.mark.parametrize(
-    "chain", ["numbers", *(pytest.param(chain, marks=FULL) for chain in CHAINS if chain != "numbers")]
-)
-def test_the_device_is_that_of_the_policy(chain: str) -> None:
-    space, make = CHAINS[chain]
+def test_the_device_is_that_of_the_policy() -> None:
     seen = []
 
     def policy(obs: Any) -> torch.Tensor:
         seen.extend(nest.leaves(obs))
         return Linear()(nest.map(lambda leaf: leaf.cpu(), obs)).to(ACCELERATOR)
 
-    with SyncDataCollector(
-        ShmemVectorEnv(env_fns(space)), policy, frames_per_batch=30, transforms=make(), policy_device=ACCELERATOR
-    ) as collector:
+    options = {"transforms": CHAINS["numbers"][1](), "policy_device": ACCELERATOR}
+    with SyncDataCollector(ShmemVectorEnv(env_fns()), policy, frames_per_batch=30, **options) as collector:
         assert isinstance(collector.env, TransformedOnDevice)
         batches(collector)
     assert {leaf.device.type for leaf in seen} == {ACCELERATOR}
-
-
-def test_the_policy_gets_what_is_on_its_device_already() -> None:
-    venv = TransformedOnDevice(DummyVectorEnv(env_fns(VECTOR)), CatFrames(2, -1), "cpu")
-    seen, made = [], []
-    map_step = venv.map_step
-
-    def note(*columns: Any) -> Any:
-        result = map_step(*columns)
-        made.append(venv.on_device(result[0]))
-        return result
-
-    venv.map_step = note  # type: ignore[method-assign]
-
-    class Policy(Linear):
-        def forward(self, obs: Any) -> torch.Tensor:
-            seen.append(obs)
-            return super().forward(obs)
-
-    with SyncDataCollector(venv, Policy(), frames_per_batch=9) as collector:
-        collector.next()
-    assert len(seen) == 3
-    assert seen[1] is made[0]
-    assert seen[2] is made[1]
 
 
 def assert_equal_states(one: Any, other: Any) -> None:
     np.testing.assert_equal(*(nest.map(nest.as_array, state) for state in (one, other)))
 
 
+@kinds
 @pytest.mark.parametrize("device", ["cpu", None], ids=["on a device", "in this process"])
-def test_the_env_state_dict_is_what_the_transforms_have_learnt(device: Any) -> None:
+def test_the_env_state_dict_is_what_the_transforms_have_learnt(kind: type, device: Any) -> None:
+    """Steps in flight do not change the statistics that a collector loads."""
+
     def make() -> Any:
-        venv = DummyVectorEnv(env_fns(VECTOR))
+        venv, norm = DummyVectorEnv(env_fns()), VecNorm(decay=0.9)
         if device is None:
-            return SyncDataCollector(venv, frames_per_batch=30, transforms=VecNorm(decay=0.9))
-        return SyncDataCollector(TransformedOnDevice(venv, VecNorm(decay=0.9), device), frames_per_batch=30)
+            return kind(venv, frames_per_batch=30, transforms=norm)
+        return kind(TransformedOnDevice(venv, norm, device), frames_per_batch=30)
 
     with make() as first, make() as second:
         batches(first)
-        assert isinstance(first.env, TransformedVectorEnv)
         state = first.state_dict()
         assert_equal_states(state["env_state_dict"], first.env.state_dict())
         assert state["env_state_dict"]["0.VecNorm"]["observation_count"] > 1
+        second.next()
         second.load_state_dict(state)
         assert_equal_states(second.env.state_dict(), state["env_state_dict"])
-
-
-@kinds
-def test_steps_in_flight_do_not_change_loaded_statistics(kind: type) -> None:
-    with kind(env_fns(VECTOR), frames_per_batch=30, transforms=VecNorm(decay=0.9), backend="dummy") as collector:
-        collector.next()
-        state = collector.state_dict()
-        collector.next()
-        collector.load_state_dict(state)
-        assert_equal_states(collector.env.state_dict(), state["env_state_dict"])
-
-
-@pytest.mark.parametrize("kind", [SyncDataCollector, pytest.param(AsyncDataCollector, marks=FULL)])
-@chains
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=FULL), ON_ACCELERATOR])
-def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str) -> None:
-    space, make = CHAINS[chain]
-    venv = TransformedOnDevice(DummyVectorEnv(env_fns(space), copy=False), make(), device)
-    with (
-        kind(DummyVectorEnv(env_fns(space)), Linear(), frames_per_batch=30, transforms=make()) as ours,
-        kind(venv, Linear().to(device), frames_per_batch=30) as others,
-    ):
-        assert_same(batches(others), batches(ours), 1e-5)
 
 
 class FailsInItsThirdStep(Samples):

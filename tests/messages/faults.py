@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller as call
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, SyncDataCollector
-from tests.messages.rows import NOTHING, Subject, rows_for
+from tests.messages.rows import NOTHING, Row, Subject, rows_for
 from tests.support.collector_envs import countdowns, zeros
 from tests.support.countdown import Countdown, PaysTwo
 from tests.support.faulty import Counter, RaisesOnStep, counters
@@ -46,11 +47,6 @@ def _has_lost_env_1(venv: Any) -> None:
     assert venv.get_env_attr("t") == [1, 0, 1]
 
 
-def holding(odd: Any) -> Callable[[], Any]:
-    """Return an env_fn with a closure that holds the object."""
-    return lambda: Counter(odd)
-
-
 def _too_small_a_limit() -> ShmemVectorEnv:
     venv = ShmemVectorEnv([Leaky], recycle_after="1 MB")
     venv.reset()
@@ -81,22 +77,8 @@ class PaysNan(Countdown):
         return (obs, np.nan if self.taken == 3 else reward, *rest)
 
 
-class PaysItsAction(Countdown):
-    def __init__(self) -> None:
-        super().__init__(9)
-        self.action_space = spaces.Box(-1, 1, (1,))
-
-    def step(self, action: Any) -> Any:
-        obs, _, *rest = super().step(0)
-        return (obs, action[0], *rest)
-
-
-def nan_policy(obs: Any) -> Any:
-    return np.full((len(obs), 1), np.nan, np.float32)
-
-
-def collected(kind: Any, fns: list[Callable[[], Any]], policy: Any = zeros) -> None:
-    with kind(DummyVectorEnv(fns), policy, frames_per_batch=40) as collector:
+def collected(kind: Any, *fns: Callable[[], Any]) -> None:
+    with kind(DummyVectorEnv(fns), zeros, frames_per_batch=40) as collector:
         collector.rollout()
 
 
@@ -114,10 +96,10 @@ def in_batch(use: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda collector: collector.collect(n_step=20, on_step=lambda step: use(collector))
 
 
-def shut_down(collector: Any) -> Any:
+def _used_after_shut_down(collector: Any) -> Any:
     """Shut the collector down in a batch, and use it again."""
     try:
-        in_batch(lambda collector: collector.shutdown())(collector)
+        in_batch(call("shutdown"))(collector)
     except RuntimeError:
         collector.rollout()
 
@@ -139,90 +121,81 @@ def _used_after_it_failed(collector: Any) -> Any:
         collector.rollout()
 
 
-def of_collector(kind: Any) -> list[Any]:
+def _loads(collector: Any) -> None:
+    collector.load_state_dict(collector.state_dict() | {"frames": 99})
+
+
+CART_POLE = partial(gymnasium.make, "CartPole-v1")
+PAYS_NAN = partial(PaysNan, 9)
+
+
+def pays_two() -> Any:
+    return PaysTwo(CART_POLE())
+
+
+OTHER_CALLS: list[Any] = [
+    call("next"),
+    call("collect", n_episode=2),
+    call("reset", 0, seed=1),
+    call("set_seed", 0),
+    _loads,
+]
+
+
+def of_collector(kind: Any) -> list[Row]:
     """Return the rows of a class of collectors."""
-    busy = RuntimeError, "this collector is collecting a batch"
-    mistakes = rows_for(
-        Subject(partial(_collector, kind), _collects),
-        (in_batch(lambda it: it.next()), *busy),
-        (in_batch(lambda it: it.collect(n_episode=2)), *busy),
-        (in_batch(lambda it: it.reset(0, seed=1)), *busy),
-        (in_batch(lambda it: it.set_seed(0)), *busy),
-        (in_batch(lambda it: it.load_state_dict(it.state_dict() | {"frames": 99})), *busy),
-        *([(in_batch(lambda it: it.reset()), *busy)] if kind is AsyncDataCollector else []),
-    )
-    ends = rows_for(
-        Subject(partial(_collector, kind)),
-        (in_batch(lambda it: it.shutdown()), RuntimeError, "the collector was shut down during this batch"),
-        (shut_down, RuntimeError, "the collector is shut down"),
-        (_fails_for_good, ZeroDivisionError, "shut down because of this exception: its vector env is closed"),
-        (_used_after_it_failed, RuntimeError, "was shut down after ZeroDivisionError; make a new collector"),
-    )
-    rewards = rows_for(
-        NOTHING,
-        (
-            lambda _: collected(kind, [partial(Countdown, 9), partial(PaysNan, 9)]),
-            ValueError,
-            "env 1 returned a reward of NaN in step 2 of its episode 1, for the action 0",
+    made = partial(_collector, kind)
+    return [
+        *rows_for(
+            Subject(made, _collects),
+            ([in_batch(use) for use in OTHER_CALLS], RuntimeError, "this collector is collecting a batch"),
         ),
-        (
-            lambda _: collected(kind, [PaysItsAction], nan_policy),
-            ValueError,
-            "for the action [nan] (the policy returned NaN)",
+        *rows_for(
+            Subject(made),
+            (in_batch(call("shutdown")), RuntimeError, "the collector was shut down during this batch"),
+            (_used_after_shut_down, RuntimeError, "the collector is shut down; make a new"),
+            (_fails_for_good, ZeroDivisionError, "shut down because of this exception: its vector env is closed"),
+            (_used_after_it_failed, RuntimeError, "was shut down after ZeroDivisionError; make a new collector"),
         ),
-        (
-            lambda _: collected(
-                kind, [partial(gymnasium.make, "CartPole-v1"), lambda: PaysTwo(gymnasium.make("CartPole-v1"))]
+        *rows_for(
+            NOTHING,
+            (
+                lambda: collected(kind, PAYS_NAN),
+                ValueError,
+                "env 0 returned a reward of NaN in step 2 of its episode 0",
             ),
-            EnvContractError,
-            "env 1: step() returned a reward of shape (2,), expected ()",
+            (lambda: collected(kind, CART_POLE, pays_two), EnvContractError, "env 1: step() returned a reward of"),
         ),
-    )
-    return mistakes + ends + rewards
+    ]
 
 
+def _sends(what: Any) -> Callable[[Any], Any]:
+    return call("step", ["a", what, "a"])
+
+
+SET_ODD = call("set_env_attr", "odd", Unpicklable())
+CANNOT_BE_SENT = "the action or argument for env 0 cannot be sent to its worker: "
+CANNOT_BE_READ = "the action for env 1 cannot be read in"
+NO_LOCK = "cannot pickle '_thread.lock'"
 ROWS = [
     *rows_for(
         Subject(_workers, _is_untouched),
-        (lambda venv: venv.step(["a", "a", Unpicklable()]), TypeError, "env 2", "lock"),
-        (lambda venv: venv.reset(options={"odd": Unpicklable()}), TypeError, "lock"),
-        (lambda venv: venv.reset(options={"odd": RaisesAtPickle()}), TypeError, "no pickling today"),
-        (lambda venv: venv.set_env_attr("odd", Unpicklable()), TypeError, "lock"),
+        (call("step", ["a", "a", Unpicklable()]), TypeError, "for env 2 cannot be sent to its worker", NO_LOCK),
+        ([call("reset", options={"odd": Unpicklable()}), SET_ODD], TypeError, CANNOT_BE_SENT + NO_LOCK),
+        (call("reset", options={"odd": RaisesAtPickle()}), TypeError, CANNOT_BE_SENT + "no pickling today"),
     ),
     *rows_for(
         Subject(_workers, _has_lost_env_1),
-        *(
-            (
-                lambda venv, odd=odd: venv.step(["a", odd(), "a"]),
-                TypeError,
-                "the action for env 1 cannot be read in",
-                why,
-            )
-            for odd, why in ((RaisesAtUnpickle, "no unpickling here"), (ExitsAtUnpickle, "out, while unpickling"))
-        ),
-    ),
-    *rows_for(
-        NOTHING,
-        (
-            lambda _: ShmemVectorEnv([*counters(2), holding(Unpicklable())], num_workers=2),
-            TypeError,
-            "env_fns[2] cannot be sent to a worker",
-            "lock",
-        ),
+        (_sends(RaisesAtUnpickle()), TypeError, CANNOT_BE_READ, "no unpickling here"),
+        (_sends(ExitsAtUnpickle()), TypeError, CANNOT_BE_READ, "out, while unpickling"),
     ),
     *rows_for(
         Subject(_too_small_a_limit),
-        (
-            lambda venv: venv.step([0], autoreset=True),
-            ValueError,
-            "the new worker of envs [0] already has",
-            "more than recycle_after allows; pass a larger size",
-        ),
+        (call("step", [0], autoreset=True), ValueError, "the new worker of envs [0] already has", "pass a larger size"),
     ),
     *rows_for(
         Subject(_with_failed_env, _is_still_failed),
-        (lambda venv: venv.reset([1], seed="x"), (TypeError, ValueError), "seed"),
-        (lambda venv: venv.step([0, 0]), ValueError, "boom", "env 1 failed in an earlier call and was not stepped"),
+        (call("step", [0, 0]), ValueError, "boom", "env 1 failed in an earlier call and was not stepped"),
     ),
     *of_collector(SyncDataCollector),
     *of_collector(AsyncDataCollector),

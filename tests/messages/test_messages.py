@@ -23,5 +23,4 @@ def rows() -> list[object]:
 
 @pytest.mark.parametrize("row", rows())
 def test_a_refused_call_says_why_and_changes_nothing(row: Row) -> None:
-    text = row.play()
-    assert [part for part in row.says if part not in text] == [], text
+    assert list(row.problems()) == []

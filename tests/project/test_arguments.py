@@ -20,33 +20,21 @@ PACKAGES = vecenv, vecenv.transforms, collector
 
 # Arguments beside the tested one, per class or function.
 OTHERS: dict[str, dict[str, Any]] = {
-    "AsyncDataCollector": {"create_env_fn": ENV_FNS, "frames_per_batch": 8, "total_frames": 8},
-    "AsyncVectorEnv": {"env_fns": ENV_FNS},
-    "BaseVectorEnv": {"env_fns": ENV_FNS},
     "CatFrames": {"N": 2, "dim": -1},
     "CatTensors": {"in_keys": ["a"]},
     "CenterCrop": {"height": 4},
-    "Collector": {"create_env_fn": ENV_FNS, "frames_per_batch": 8, "total_frames": 8},
     "Dataset": {"folder": "missing"},
-    "DummyVectorEnv": {"env_fns": ENV_FNS},
     "GymEnv": {"env_name": "CartPole-v1", "from_pixels": True},
     "GymnasiumVectorEnv": {"venv": None},
     "MLPPolicy": {"observation_space": gym.spaces.Discrete(2), "action_space": gym.spaces.Discrete(2)},
     "MultiStep": {"n": 2, "gamma": 0.9},
     "MultiThreadedEnv": {"num_workers": 2, "env_name": "CartPole-v1"},
-    "ParallelEnv": {"num_workers": 2, "create_env_fn": ENV_FNS[0]},
     "RayCollector": {"make_venv": ENV_FNS[0], "num_actors": 2, "frames_per_batch": 8, "total_frames": 8},
-    "RayVectorEnv": {"env_fns": ENV_FNS},
     "RecordEpisodes": {"venv": None, "folder": "missing"},
     "Resize": {"height": 4},
     "RewardScaling": {"loc": 0.0, "scale": 1.0},
-    "SerialEnv": {"num_workers": 2, "create_env_fn": ENV_FNS[0]},
-    "ShmemVectorEnv": {"env_fns": ENV_FNS},
     "SqueezeTransform": {"dim": 0},
     "StoreWriter": {"folder": "missing"},
-    "SubprocVectorEnv": {"env_fns": ENV_FNS},
-    "SyncDataCollector": {"create_env_fn": ENV_FNS, "frames_per_batch": 8, "total_frames": 8},
-    "ThreadVectorEnv": {"env_fns": ENV_FNS},
     "TimeLimit": {"max_episode_steps": 4},
     "UnsqueezeTransform": {"dim": 0},
     "action_seed": {"job_seed": 0, "number": 0},
@@ -55,6 +43,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "rollout": {"venv_or_env": None, "max_steps": 8},
     "tune": {"env_fns": ENV_FNS},
 }
+OTHERS |= {name: {"num_workers": 2, "create_env_fn": ENV_FNS[0]} for name in ("SerialEnv", "ParallelEnv")}
+OF_COLLECTORS = {"create_env_fn": ENV_FNS, "frames_per_batch": 8, "total_frames": 8}
+# Values of these may be below zero, or the text has another name for the argument.
+ANY_SIGN = {"dim", "low", "high", "clamp_min", "clamp_max", "loc", "scale", "padding_value", "number"}
+ANY_SIGN |= {"total_frames", "max_frames_per_traj", "init_random_frames"}  # as in TorchRL, -1 is no limit
 # The arguments of these come from vecenv, or their values are checked elsewhere.
 RESULTS = {"ClusterStats", "CollectStats", "CollectorStats", "Episode", "JobState", "SequenceSummaryStats"}
 RESULTS |= {"TuneResult", "TuneRow"}
@@ -88,6 +81,8 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 def check_refusals(made: Callable[..., Any], argument: str, values: list[Any]) -> None:
     others = OTHERS.get(made.__name__, {})
+    if made.__name__.endswith(("VectorEnv", "Collector")) and not others:
+        others = {"env_fns": ENV_FNS} if made.__module__.startswith("vecenv") else OF_COLLECTORS
     if made is vecenv.BaseVectorEnv:
         made = vecenv.ShmemVectorEnv
     with vecenv.DummyVectorEnv(ENV_FNS) as venv:
@@ -100,7 +95,8 @@ def check_refusals(made: Callable[..., Any], argument: str, values: list[Any]) -
 @pytest.mark.parametrize(("made", "argument"), arguments("int", "int | None", "float", "float | None"))
 def test_a_number_that_cannot_be_used_is_refused_and_named(made: Callable[..., Any], argument: str) -> None:
     is_finite = argument != "padding_value"
-    check_refusals(made, argument, ["3", 1.5j, np.array([2, 3])] + [math.nan] * is_finite)
+    values = ["3", 1.5j, np.array([2, 3])] + [math.nan] * is_finite + [-3] * (argument not in ANY_SIGN)
+    check_refusals(made, argument, values)
 
 
 @pytest.mark.parametrize(

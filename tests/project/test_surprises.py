@@ -48,10 +48,7 @@ def test_a_reward_of_none_becomes_nan_in_the_originals_and_is_refused():
     sb3 = pytest.importorskip("stable_baselines3.common.vec_env")
     import vecenv.sb3
 
-    for theirs, ours in (
-        (gym.vector.SyncVectorEnv, vecenv.SyncVectorEnv),
-        (sb3.DummyVecEnv, vecenv.sb3.DummyVecEnv),
-    ):
+    for theirs, ours in ((gym.vector.SyncVectorEnv, vecenv.SyncVectorEnv), (sb3.DummyVecEnv, vecenv.sb3.DummyVecEnv)):
         envs = theirs([Reads] * 2)
         envs.reset()
         assert np.isnan(envs.step(np.array([5, 5]))[1]).all()

@@ -60,12 +60,6 @@ def test_the_oldest_versions_are_the_lower_bounds_of_setup_cfg() -> None:
     assert {"torch", "job", "data"} <= set(tested)
 
 
-def test_the_first_line_of_each_is_the_command_that_writes_it() -> None:
-    for name in ("constraints.txt", "constraints-oldest.txt"):
-        first = (ROOT / name).read_text("utf-8").splitlines()[0]
-        assert re.fullmatch(rf"# .*uv pip compile .* setup\.cfg --output-file {re.escape(name)}", first)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("python", SUPPORTED)
 def test_constraints_can_be_installed_from_wheels(python: str) -> None:

@@ -71,18 +71,14 @@ def test_the_wheel_holds_both_packages_and_nothing_else(wheel: Path) -> None:
     assert names == {f.relative_to(ROOT).as_posix() for f in files if f.suffix == ".py" or f.name == "py.typed"}
 
 
-def test_the_environment_has_it_from_the_wheel(python: Python) -> None:
-    *places, prefix = python(
-        "-c", "import vecenv, collector, sys; print(vecenv.__file__, collector.__file__, sys.prefix)"
-    ).split()
-    assert all(place.startswith(prefix) for place in places)
-
-
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_the_programs_of_home_and_ten_minutes_run(python: Python, number: int) -> None:
     assert bool(python("-", program=BLOCKS[number])) == ("print(" in BLOCKS[number])
 
 
-def test_its_command_lines_run(python: Python) -> None:
+def test_the_command_lines_run_from_the_wheel(python: Python) -> None:
+    program = "import vecenv, collector, sys; print(vecenv.__file__, collector.__file__, sys.prefix)"
+    *places, prefix = python("-c", program).split()
+    assert all(place.startswith(prefix) for place in places)
     assert "resume" in python("-m", "collector", "--help")
     assert "tune" in python("-m", "vecenv", "--help")

@@ -21,6 +21,7 @@ from vecenv import DMControlEnv, PettingZooEnv, ShmemVectorEnv, nest
 from vecenv.backends.host.own_process import ONE_PER_PROCESS
 
 PAGE = (ROOT / "docs/guides/works-with.md").read_text("utf-8")
+VERSIONS = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE))
 PACKAGES = {
     "Stable-Baselines3": "stable-baselines3",
     "sb3-contrib": "sb3-contrib",
@@ -44,9 +45,8 @@ SUITES: dict[str, Any] = {
 def test_the_versions_on_the_page_are_those_that_the_tests_run_with() -> None:
     rows = dict(re.findall(r"^\| ([^|]+) \| ([\d.]+) \|", PAGE, re.MULTILINE))
     assert rows.keys() >= PACKAGES.keys()
-    constraints = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE))
-    assert {row: rows[row] for row in PACKAGES} == {row: constraints[package] for row, package in PACKAGES.items()}
-    assert f"MuJoCo {constraints['mujoco']}" in PAGE
+    assert {row: rows[row] for row in PACKAGES} == {row: VERSIONS[package] for row, package in PACKAGES.items()}
+    assert f"MuJoCo {VERSIONS['mujoco']}" in PAGE
 
 
 def test_the_page_names_the_packages_that_get_a_process_per_env() -> None:
@@ -59,10 +59,9 @@ def test_the_page_names_the_packages_that_get_a_process_per_env() -> None:
 def test_the_table_of_packages_has_rows_that_the_command_understands() -> None:
     assert {row["status"] for row in ROWS.values()} == STATUSES
     assert {name for name, row in ROWS.items() if row["status"] == "one"} == set(ONE_PER_PROCESS.values())
-    constraints = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE))
-    known = ROWS.keys() & constraints.keys()
+    known = ROWS.keys() & VERSIONS.keys()
     assert known >= {"ale-py", "pettingzoo"}
-    assert {name: ROWS[name]["version"] for name in known} == {name: constraints[name] for name in known}
+    assert {name: ROWS[name]["version"] for name in known} == {name: VERSIONS[name] for name in known}
 
 
 def played(env_fn: Callable[[], Any], seed: int, actions: list[Any]) -> list[Any]:

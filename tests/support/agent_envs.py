@@ -1,4 +1,4 @@
-"""PettingZoo envs for tests, and PettingZoo's loops as oracles. Workers import this module, so it imports little."""
+"""PettingZoo envs for tests. Workers import this module, so it imports little."""
 
 import numpy as np
 from gymnasium import spaces
@@ -220,36 +220,3 @@ class Relay(AECEnv):
 def herd_in_turns():
     """Return the herd as an AEC env, in which the agents act in turn."""
     return parallel_to_aec(Herd())
-
-
-class RandomPlay:
-    """Random legal moves, which are equal for all instances around the same game."""
-
-    def __init__(self, env):
-        self.n = env.action_space(env.possible_agents[0]).n
-        self.rng = np.random.default_rng(0)
-
-    def mask(self, obs, info):
-        return obs["action_mask"] if isinstance(obs, dict) else info.get("action_mask", np.ones(self.n))
-
-    def __call__(self, agent, obs, info):
-        return int(self.rng.choice(np.flatnonzero(self.mask(obs, info))))
-
-
-def play_by_hand(env, seed, act):
-    """Play one episode with PettingZoo's loop. Return the live turns as [(agent, observation, info)], and each agent's
-    return.
-
-    `act(agent, obs, info)` returns the action.
-    """
-    env.reset(seed=seed)
-    turns, returns = [], dict.fromkeys(env.possible_agents, 0.0)
-    for agent in env.agent_iter():
-        obs, reward, terminated, truncated, info = env.last()
-        returns[agent] += reward
-        if terminated or truncated:
-            env.step(None)
-        else:
-            turns.append((agent, obs, info))
-            env.step(act(agent, obs, info))
-    return turns, returns

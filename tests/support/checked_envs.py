@@ -44,11 +44,6 @@ class CountsInModule(Calm):
         return np.array([CountsInModule.count % 9, 0.0])
 
 
-class KeepsAcrossSeeds(Calm):
-    def observe(self) -> Any:
-        return np.array([self.episodes % 9, 0.0])
-
-
 class KeepsInLaterEpisodes(Calm):
     """Like BipedalWalker-v3 of gymnasium 1.4, whose reset(seed) keeps some state of the physics engine."""
 
@@ -67,13 +62,6 @@ class RepeatsOneEpisode(Calm):
         return super().reset(seed=int.from_bytes(os.urandom(4), "little") if seed is None else seed)
 
 
-class ShowsProcess(Calm):
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-
-    def observe(self) -> Any:
-        return np.array([os.getpid(), 0.0])
-
-
 class OnePerProcess(Calm):
     """Like the envs of stable-retro 1.0.1."""
 
@@ -86,66 +74,6 @@ class OnePerProcess(Calm):
         super().__init__()
 
 
-class SharesSimulator(Calm):
-    """Like the envs of bluesky-gym 0.2.0, which use one simulator per process."""
-
-    position = 0.0
-
-    def reset(self, **kwargs: Any) -> Any:
-        SharesSimulator.position = 0.0
-        return super().reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        SharesSimulator.position += 0.01
-        return super().step(action)
-
-    def observe(self) -> Any:
-        return np.array([SharesSimulator.position, 0.0])
-
-
-class SeedsNumpy(Calm):
-    """Like the envs of gem-llm 0.1.0, which seed and use the process's generators."""
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if seed is not None:
-            np.random.seed(seed)
-        return super().reset(seed=seed)
-
-    def observe(self) -> Any:
-        return np.random.uniform(-9, 9, 2)
-
-
-class SeedsTorch(Calm):
-    def __init__(self) -> None:
-        import torch  # only in the worker of this env
-
-        super().__init__()
-        self.torch = torch
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if seed is not None:
-            self.torch.manual_seed(seed)
-        return super().reset(seed=seed)
-
-    def observe(self) -> Any:
-        return self.torch.rand(2, dtype=self.torch.float64).numpy()
-
-
-class ChangesProcess(Calm):
-    def __init__(self) -> None:
-        super().__init__()
-        os.chdir(tempfile.gettempdir())
-
-    def reset(self, **kwargs: Any) -> Any:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        os.environ["VECENV_TEST_OF_CHECK"] = "1"
-        return super().reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        random.random()
-        return super().step(action)
-
-
 class Leaks(Calm):
     kept: list[Any] = []
 
@@ -154,69 +82,10 @@ class Leaks(Calm):
         return super().reset(**kwargs)
 
 
-class NotANumber(Calm):
-    def observe(self) -> Any:
-        return np.array([np.nan, 1.0])
-
-
-class OtherDtype(Calm):
-    observation_space = spaces.Dict({"x": spaces.Box(-9, 9, (2,), np.float64)})
-
-    def observe(self) -> Any:
-        return {"x": super().observe().astype(np.float32)}
-
-
-class Says(Calm):
-    observation_space = spaces.Text(9)
-
-    def observe(self) -> Any:
-        return "abcd"[self.np_random.integers(4)] * 3
-
-
-class NeverEnds(Calm):
-    def step(self, action: Any) -> Any:
-        obs, reward, _, _, info = super().step(action)
-        return obs, reward, False, False, info
-
-
-class OddResults(Calm):
-    def step(self, action: Any) -> Any:
-        obs, reward, terminated, truncated, _ = super().step(action)
-        return obs, np.array([reward]), terminated, truncated, {"last": True} if terminated else {}
-
-
-class RandomInfo(Calm):
-    """Like highway-env 1.12.1, whose reset puts an action with a random seed into the info."""
-
-    def step(self, action: Any) -> Any:
-        return *super().step(action)[:4], {"noise": int.from_bytes(os.urandom(4), "little")}
-
-
-class SetInInfo(Calm):
-    """Env with a set of strings, whose order differs between processes."""
-
-    def step(self, action: Any) -> Any:
-        return *super().step(action)[:4], {"reached": {f"room {i}" for i in range(9)}}
-
-
-class BigPicture(Calm):
-    observation_space = spaces.Box(0, 255, (40, 40), np.uint8)
-
-    def observe(self) -> Any:
-        return np.full((40, 40), CountsInModule().observe()[0], np.uint8)
-
-
 class HangsInStep(Calm):
     def step(self, action: Any) -> Any:
         if self.taken == 3:
             threading.Event().wait()
-        return super().step(action)
-
-
-class DiesInStep(Calm):
-    def step(self, action: Any) -> Any:
-        if self.taken == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
 
 
@@ -227,7 +96,7 @@ class RaisesInStep(Calm):
         return super().step(action)
 
 
-class RaisesInLateReset(NeverEnds):
+class RaisesInLateReset(Calm):
     """Env whose plays succeed, and whose measurement fails."""
 
     def reset(self, **kwargs: Any) -> Any:
@@ -235,10 +104,8 @@ class RaisesInLateReset(NeverEnds):
             raise ValueError("no ninth reset")
         return super().reset(**kwargs)
 
-
-class OldReset(Calm):
-    def reset(self, **kwargs: Any) -> Any:
-        return super().reset(**kwargs)[0]
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:2], False, False, {}
 
 
 class BreaksInFork(Calm):
@@ -255,3 +122,77 @@ class Prints(Calm):
     def step(self, action: Any) -> Any:
         print("step", action)
         return super().step(action)
+
+
+class ShowsProcess(Calm):
+    """Env whose observation is too large for a report."""
+
+    observation_space = spaces.Box(0, 255, (40, 40), np.uint8)
+
+    def observe(self) -> Any:
+        return np.resize(np.frombuffer(os.getpid().to_bytes(4, "little"), np.uint8), (40, 40))
+
+
+class SeedsProcess(Calm):
+    """Like the envs of gem-llm 0.1.0, which seed and use the process's generators."""
+
+    def __init__(self) -> None:
+        import torch  # only in the worker of this env
+
+        super().__init__()
+        self.torch = torch
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None:
+            np.random.seed(seed)
+            self.torch.manual_seed(seed)
+        return super().reset(seed=seed)
+
+    def observe(self) -> Any:
+        return np.array([np.random.uniform(-9, 9), self.torch.rand(()).item()])
+
+
+class Unusual(Calm):
+    """Env with texts as observations, endless episodes, and a set of strings, whose order differs between processes."""
+
+    observation_space = spaces.Text(9)
+
+    def observe(self) -> Any:
+        return "abcd"[self.np_random.integers(4)] * 3
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *_ = super().step(action)
+        return obs, reward, False, False, {"reached": {f"room {i}" for i in range(9)}}
+
+
+class Odd(Calm):
+    """Env that changes its process, and whose results vecenv accepts, but which may surprise."""
+
+    observation_space = spaces.Dict({"x": spaces.Box(-9, 9, (2,), np.float64)})
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.chdir(tempfile.gettempdir())
+
+    def observe(self) -> Any:
+        return {"x": super().observe().astype(np.float32)}
+
+    def reset(self, **kwargs: Any) -> Any:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        os.environ["VECENV_TEST_OF_CHECK"] = "1"
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        random.random()
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, np.array([reward]), terminated, truncated, {"last": True} if terminated else {}
+
+
+class Noisy(Calm):
+    """Like highway-env 1.12.1, whose reset puts an action with a random seed into the info. Observations have NaN."""
+
+    def observe(self) -> Any:
+        return np.array([np.nan, 1.0])
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"noise": int.from_bytes(os.urandom(4), "little")}

@@ -1,4 +1,4 @@
-"""Common parts of the collector's tests: backends, envs, policies, and a loop written by hand."""
+"""Common parts of the collector's tests: envs, policies, and the columns of batches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,8 @@ import numpy as np
 import pytest
 
 from collector import AsyncDataCollector, FlatRollout, Rollout, SyncDataCollector
-from tests.support.backends import one_of
 from tests.support.countdown import Countdown
-from vecenv import DummyVectorEnv, ShmemVectorEnv
-from vecenv.arguments import seed_chain
 
-BACKENDS = [DummyVectorEnv, ShmemVectorEnv]
-"""Envs in this process, and envs in workers that overwrite rows which they have returned."""
-backends = pytest.mark.parametrize("backend", one_of(BACKENDS))
 kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 
 
@@ -39,11 +33,6 @@ def lean(obs: np.ndarray) -> np.ndarray:
     return (obs[:, 2] > 0).astype(np.int64)
 
 
-def push(obs: np.ndarray) -> np.ndarray:
-    """Deterministic policy for Pendulum."""
-    return 2 * np.sin(obs[:, 2:] + obs[:, :1]).astype(np.float32)
-
-
 def zeros(obs: Any) -> np.ndarray:
     return np.zeros(len(obs["a"] if isinstance(obs, dict) else obs), np.int64)
 
@@ -52,34 +41,6 @@ def batch_of(source: Any, policy: Any, frames: int, kind: Any = SyncDataCollecto
     """Return the first batch of a collector."""
     with kind(source, policy, frames_per_batch=frames, **options) as collector:
         return collector.rollout()
-
-
-CASES = {
-    "cartpole": (cartpoles, lean),
-    "pendulum": (pendulums, push),
-    "cartpole random": (cartpoles, None),
-    "pendulum random": (pendulums, None),
-}
-
-
-def hand_written(venv: Any, policy: Any, steps: int, seed: int) -> dict[str, np.ndarray]:
-    """Run the loop of a typical user: step all envs, then reset finished envs. Returns arrays with the shape `(N, T,
-    ...)`.
-    """
-    seeds = seed_chain(seed, venv.env_num)[:-1]
-    obs, _ = venv.reset(seed=seeds)
-    for space, own in zip(venv.action_space, seeds, strict=True):
-        space.seed(own)
-    rows = []
-    for _ in range(steps):
-        action = np.stack([space.sample() for space in venv.action_space]) if policy is None else policy(obs)
-        following, reward, terminated, truncated, _ = venv.step(action)
-        rows.append((obs, action, reward, terminated, truncated, following.copy()))
-        obs, over = following.copy(), np.flatnonzero(terminated | truncated)
-        if len(over):
-            obs[over] = venv.reset(over)[0]
-    names = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
-    return {name: np.stack(column, axis=1) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
 def arrays(batch: Rollout | FlatRollout) -> dict[str, np.ndarray]:

@@ -48,9 +48,6 @@ class Elsewhere(gymnasium.Env):
         libc.puts(b"printed by C")
         libc.fflush(None)
 
-    def do_raises(self) -> None:
-        raise ValueError("a wrong %d {value}")
-
     def do_raises_own(self) -> None:
         raise Own("of a module that the caller cannot import")
 
@@ -108,9 +105,26 @@ SPACES = [
 
 
 class HasSpace(Elsewhere):
+    """Env with attributes that it computes, around a simulator that it calls `env`."""
+
     def __init__(self, k: int) -> None:
         super().__init__()
         self.action_space = SPACES[k]
+        self.env = object()
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "computed":
+            raise AttributeError(f"{self!r} has no attribute {name!r}")
+        return [1, 2]
+
+
+class Space:
+    """Base class of gym's spaces."""
+
+
+def _space(kind: str, **fields: Any) -> Any:
+    """Return a space of gym, which is known by the name of its class."""
+    return type(kind, (Space,), fields)()
 
 
 class OldStep:
@@ -119,8 +133,10 @@ class OldStep:
     reward_range = (0, 1)
 
     def __init__(self, agents: int = 0, seeded: bool = True) -> None:
-        self.observation_space = _Dict(image=_Box(0, 255, (2, 2), np.uint8))
-        self.action_space = _Discrete(7)
+        bounds = np.zeros((2, 2), np.uint8), np.full((2, 2), 255, np.uint8)
+        image = _space("Box", low=bounds[0], high=bounds[1], shape=(2, 2), dtype=np.dtype(np.uint8))
+        self.observation_space = _space("Dict", spaces={"image": image}, shape=None, dtype=None)
+        self.action_space = _space("Discrete", n=7, shape=(), dtype=np.dtype(np.int64))
         self.metadata = {"render.modes": ["human", "rgb_array"]}
         self.agents, self.seeds = agents, []
         if not seeded:
@@ -157,43 +173,3 @@ class OldStep:
 
     def close(self) -> None:
         pass
-
-
-class Space:
-    """Base class of gym's spaces."""
-
-
-class _Box(Space):
-    def __init__(self, low: float, high: float, shape: Any, dtype: Any) -> None:
-        self.low, self.high = np.full(shape, low, dtype), np.full(shape, high, dtype)
-        self.shape, self.dtype = shape, np.dtype(dtype)
-
-
-class _Discrete(Space):
-    shape, dtype = (), np.dtype(np.int64)
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-
-class _Dict(Space):
-    shape = dtype = None
-
-    def __init__(self, **parts: Any) -> None:
-        self.spaces = parts
-
-
-_Box.__name__, _Discrete.__name__, _Dict.__name__ = "Box", "Discrete", "Dict"
-
-
-class Asks(Elsewhere):
-    """Env with attributes that it computes, around a simulator that it calls `env`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.env = object()
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "computed":
-            raise AttributeError(f"{self!r} has no attribute {name!r}")
-        return [1, 2]

@@ -1,7 +1,6 @@
 """Envs and helpers of the facades' tests. Workers import this module, so it imports little."""
 
 import functools
-import os
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +14,6 @@ OURS = {
     "async": AsyncVectorEnv,
     "async-subproc": functools.partial(AsyncVectorEnv, shared_memory=False),
 }
-MODES = ["NextStep", "SameStep", "Disabled"]
 
 
 class Reports(gym.Env):
@@ -39,9 +37,6 @@ class Reports(gym.Env):
 
     def _obs(self):
         return np.full(2, self.t, np.float32)
-
-    def pid(self):
-        return os.getpid()
 
 
 class OneBuffer(Reports):
@@ -67,31 +62,28 @@ class OneBuffer(Reports):
 
 
 class Echo(gym.Env):
-    """Env that observes its last action, for any space. The method `last` also returns the action."""
+    """Env that observes its last action, for any space."""
 
     def __init__(self, space):
         self.observation_space = self.action_space = space
-        self.action = None
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.first = self.observation_space.sample()
-        return self.first, {}
+        return self.observation_space.sample(), {}
 
     def step(self, action):
-        self.action = action
         return action, 0.0, False, False, {}
 
 
 class Remembers(gym.Env):
-    """Env that keeps the arguments of its resets. Attributes make it fail or sleep."""
+    """Env that keeps the arguments of its resets, and whose reward is the action."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float32)
     action_space = spaces.Discrete(3)
     metadata = {"render_modes": []}
 
     def __init__(self):
-        self.resets, self.failure = [], None
+        self.resets = []
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -99,8 +91,6 @@ class Remembers(gym.Env):
         return self.np_random.random(1, dtype=np.float32), {}
 
     def step(self, action):
-        if self.failure is not None:
-            raise self.failure
         return np.zeros(1, np.float32), float(action), False, False, {}
 
     def add(self, a, b=0):
@@ -134,13 +124,6 @@ def assert_same(left, right, where="result"):
             assert equal_bits(left, right), where
     else:
         assert left == right, where
-
-
-def kinds(tree):
-    """Return the type of a value and of all its parts."""
-    if isinstance(tree, dict):
-        return {key: kinds(child) for key, child in tree.items()}
-    return [type(tree), *map(kinds, tree)] if isinstance(tree, (list, tuple)) else type(tree)
 
 
 class Foreign:

@@ -27,25 +27,6 @@ from vecenv import nest
 HERE = "tests.support.job_envs"
 
 
-class Pictures(gymnasium.Env):
-    """Env with 84 x 84 x 4 random pixels that never repeat. Episodes have 40 to 140 steps."""
-
-    observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        super().reset(seed=seed)
-        self._left = int(self.np_random.integers(40, 140))
-        return self._observe(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        self._left -= 1
-        return self._observe(), 1.0, self._left == 0, False, {}
-
-    def _observe(self) -> np.ndarray:
-        return np.frombuffer(self.np_random.bytes(84 * 84 * 4), np.uint8).reshape(84, 84, 4)
-
-
 class Counting(gymnasium.Env):
     """Env that observes the seed and the number of the step in a Dict. The seed determines the length of an episode.
 
@@ -91,9 +72,6 @@ class Counting(gymnasium.Env):
             return 1.7e308  # two of them overflow
         if self._how in ("nan", "inf"):
             return float(self._how)
-        if self._how == "signal":
-            signal.raise_signal(signal.SIGINT)
-            return 0.0
         if self._how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._how == "hang":
@@ -108,16 +86,36 @@ class Counting(gymnasium.Env):
         return {"count": np.array([self._seed, self._taken], np.int64), "pose": pose}
 
 
-class Words(gymnasium.Env):
+class Steps(gymnasium.Env):
+    """Env whose episodes have `length` steps. Subclasses say what it observes and pays."""
+
+    observation_space, action_space = spaces.Box(0, 1e9, (1,)), spaces.Discrete(2)
+    length = 1
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.taken = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self.taken += 1
+        reward = self.pay(action)
+        return self.observe(), reward, self.taken == self.length, False, {}
+
+    def observe(self) -> Any:
+        return np.array([self.taken], np.float32)
+
+    def pay(self, action: Any) -> float:
+        return 1.0
+
+
+class Words(Steps):
     """Env that observes a text."""
 
-    observation_space, action_space = spaces.Text(8), spaces.Discrete(2)
+    observation_space: Any = spaces.Text(8)
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
-        return "hello", {}
-
-    def step(self, action: Any) -> tuple[str, float, bool, bool, dict]:
-        return "world", 0.0, True, False, {}
+    def observe(self) -> str:
+        return "world" if self.taken else "hello"
 
 
 class Inventory(Words):
@@ -143,87 +141,60 @@ class MissionSpace(gymnasium.Space[str]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class Talk(gymnasium.Env):
+class Talk(Steps):
     """Env whose observations and actions have a text. Its reward is the length of the text in the action."""
 
-    observation_space = spaces.Dict(mission=MissionSpace(), taken=spaces.Discrete(9))
-    action_space = spaces.Dict(say=spaces.Text(9), move=spaces.Discrete(9))
+    observation_space: Any = spaces.Dict(mission=MissionSpace(), taken=spaces.Discrete(9))
+    action_space: Any = spaces.Dict(say=spaces.Text(9), move=spaces.Discrete(9))
+    length = 4
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
-        super().reset(seed=seed)
-        self._taken = 0
-        return self._observe(), {}
+    def observe(self) -> Any:
+        return {"mission": "go to the \N{GREEK SMALL LETTER ALPHA}" * self.np_random.integers(3), "taken": self.taken}
 
-    def step(self, action: Any) -> Any:
+    def pay(self, action: Any) -> float:
         assert type(action["say"]) is str
-        self._taken += 1
-        return self._observe(), float(len(action["say"])), self._taken == 4, False, {}
-
-    def _observe(self) -> Any:
-        return {"mission": "go to the \N{GREEK SMALL LETTER ALPHA}" * self.np_random.integers(3), "taken": self._taken}
-
-
-class Informed(gymnasium.Env):
-    """Env whose infos have numbers, arrays and texts, two of them only in the last of 4 steps."""
-
-    observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
-        super().reset(seed=seed)
-        self._taken = 0
-        return np.zeros(1, np.float32), {"count": -1, "said": "reset"}
-
-    def step(self, action: Any) -> Any:
-        self._taken += 1
-        last = self._taken == 4
-        info: dict[str, Any] = {"count": self._taken, "half": self._taken / 2, "success": last}
-        info |= {"legal": np.array([self._taken, 0], np.int8), "said": f"step {self._taken}"}
-        info |= {"stats": {"total": 3.0 * self._taken}, **({"verdict": "good", "score": 7.5} if last else {})}
-        return np.full(1, self._taken, np.float32), 1.0, last, False, info
+        return float(len(action["say"]))
 
 
 def answers(obs: Any) -> list[Any]:
     return [{"say": mission[:9] or "no", "move": int(taken)} for mission, taken in zip(*obs.values(), strict=True)]
 
 
-class Forgetful(gymnasium.Env):
+class Forgetful(Steps):
     """Env that ignores the seed of `reset`, so that episodes depend on earlier episodes."""
 
-    observation_space, action_space = spaces.Box(0, 1e9, (1,)), spaces.Discrete(2)
+    length = 5
 
     def __init__(self) -> None:
-        self._steps = 0
+        self.steps = 0
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        return np.array([self._steps], np.float32), {}
+    def observe(self) -> Any:
+        return np.array([self.steps], np.float32)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        self._steps += 1
-        return np.array([self._steps], np.float32), 1.0, self._steps % 5 == 0, False, {}
+    def pay(self, action: Any) -> float:
+        self.steps += 1
+        return 1.0
 
 
-class Shows(gymnasium.Env):
-    """Env whose observations are `value` as `form` says. Episodes have one step."""
+class Shows(Steps):
+    """Env whose observations are `value` as `form` says."""
 
-    observation_space, action_space = spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(2)
+    observation_space = spaces.Box(-np.inf, np.inf, (2,))
 
     def __init__(self, value: Any = "0", form: str = "float32") -> None:
-        self._value, self._form = float(value), form
+        self.value, self.form = float(value), form
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        odd: dict[str, Any] = {"list": [self._value] * 2, "ragged": [[0.0], [0.0, 0.0]], "text": "text"}
-        obs = odd[self._form] if self._form in odd else np.full(2, self._value, self._form)
-        return obs, 1.0, True, False, {}
+    def observe(self) -> Any:
+        if not self.taken:
+            return np.zeros(2, np.float32)
+        odd: dict[str, Any] = {"list": [self.value] * 2, "ragged": [[0.0], [0.0, 0.0]], "text": "text"}
+        return odd[self.form] if self.form in odd else np.full(2, self.value, self.form)
 
 
-class Unrepeated(gymnasium.Env):
-    """Env whose episodes depend on more than the seed of `reset`, as `how` says. Episodes have 30 steps.
+class Unrepeated(Steps):
+    """Env whose episodes depend on more than the seed of `reset`, as `how` says.
 
     - "own seed": on entropy, as in NLE 1.3.0, whose `reset` ignores `seed`
-    - "camera": on the first frame, rendered after an unseeded reset, as with gymnasium's AddRenderObservation on MuJoCo
     - "episode before": as in gymnasium's BipedalWalker-v3
     - "process": on `random`, which `reset` seeds and `step` uses, as in gem-llm 0.1.0
     - "late process": as "process", from step 20 on
@@ -231,43 +202,39 @@ class Unrepeated(gymnasium.Env):
     - "" or "draws": on the seed only. With "draws", `step` also draws from `np.random`, and forgets the number
     """
 
-    observation_space, action_space = spaces.Dict({"x": spaces.Box(0, 9, (2,))}), spaces.Discrete(2)
+    observation_space: Any = spaces.Dict({"x": spaces.Box(0, 9, (2,))})
+    length = 30
 
     def __init__(self, how: str = "") -> None:
-        self._how, self._before = how, 0.0
-        self._own = np.random.default_rng()
-        self._camera = self._own.random() if how == "camera" else 0.0
+        self.how, self.last, self.own = how, 0.0, np.random.default_rng()
         if how == "torch":
             import torch  # only in this env
 
-            self._torch = torch
+            self.torch = torch
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        super().reset(seed=seed)
-        self._taken = 0
-        if "process" in self._how:
+        if "process" in self.how:
             random.seed(seed)
-        if self._how == "torch":
-            self._torch.manual_seed(seed)
-        return self._observe(), {}
+        if self.how == "torch":
+            self.torch.manual_seed(seed)
+        return super().reset(seed=seed)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        self._taken += 1
-        if self._how == "draws":
+    def pay(self, action: Any) -> float:
+        if self.how == "draws":
             np.random.random()
-        obs = self._observe()
-        self._before = obs["x"][0] if self._how == "episode before" else 0.0
-        return obs, 1.0, self._taken == 30, False, {}
+        return 1.0
 
-    def _observe(self) -> Any:
+    def observe(self) -> Any:
         draw = self.np_random.random()
-        if self._how == "own seed":
-            draw = self._own.random()
-        if self._how == "process" or (self._how == "late process" and self._taken >= 20):
+        if self.how == "own seed":
+            draw = self.own.random()
+        if self.how == "process" or (self.how == "late process" and self.taken >= 20):
             draw = random.random()
-        if self._how == "torch":
-            draw = self._torch.rand(1).item()
-        return {"x": np.array([draw, self._camera + self._before], np.float32)}
+        if self.how == "torch":
+            draw = self.torch.rand(1).item()
+        before = self.last if self.how == "episode before" and not self.taken else 0.0
+        self.last = draw
+        return {"x": np.array([draw, before], np.float32)}
 
 
 class Moving(Forgetful):
@@ -303,42 +270,27 @@ class Popping:
         return np.full(len(obs), self._action)
 
 
-class Undrawn(Forgetful):
+class Drawn(Steps):
+    """Env that renders pictures with odd sizes. Their brightness is the number of the step."""
+
+    metadata: Any = {"render_modes": ["rgb_array"], "render_fps": 10}
+    length = 6
+
+    def __init__(self, render_mode: str | None = None, offset: int = 0) -> None:
+        self.render_mode, self.offset = render_mode, offset
+
+    def render(self) -> Any:
+        return np.full((33, 51, 3), 40 * self.taken, np.uint8)
+
+    def observe(self) -> Any:
+        return np.array([self.taken + self.offset], np.float32)
+
+
+class Undrawn(Drawn):
     """Env that cannot render."""
-
-    render_mode = None
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__()
-        self.render_mode = render_mode
-        self.metadata = {"render_modes": ["rgb_array"]}
 
     def render(self) -> Any:
         raise RuntimeError("no OpenGL context")
-
-
-class Drawn(gymnasium.Env):
-    """Env that renders pictures with odd sizes. Their brightness is the number of the step."""
-
-    observation_space, action_space = spaces.Box(0, 99, (1,)), spaces.Discrete(2)
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
-
-    def __init__(self, render_mode: str | None = None, offset: int = 0) -> None:
-        self.render_mode, self._offset = render_mode, offset
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        self._taken = 0
-        return self._observe(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        self._taken += 1
-        return self._observe(), 1.0, self._taken == 6, False, {}
-
-    def render(self) -> Any:
-        return np.full((33, 51, 3), 40 * self._taken, np.uint8)
-
-    def _observe(self) -> Any:
-        return np.array([self._taken + self._offset], np.float32)
 
 
 class DrawnOnSurface(Drawn):

@@ -24,12 +24,9 @@ UNSHARE = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--
 WORDS = {
     "here": [],
     "bwrap": ["bwrap", "--unshare-all", "--die-with-parent", "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc"],
-    "unshare": [*UNSHARE, "--root=/"],
-    "user namespace": [*UNSHARE, "--user", "--map-root-user"],
 }
 """The words before a command, by place."""
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-PLACES = [*WORDS, "chroot", "chroot of a user", "podman", "ssh", "ssh to another network"]
 
 
 @contextlib.contextmanager

@@ -4,64 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
-import numpy as np
-from gymnasium import spaces
+from vecenv.testing import CountingEnv
 
 SIMULATOR = """
 import gymnasium
-import numpy as np
-from gymnasium import spaces
+from vecenv.testing import CountingEnv
 
 ticks = 0  # of the one simulator of the process, as in bluesky-gym 0.2.0
 
 
-class Simulated(gymnasium.Env):
-    observation_space = spaces.Box(-np.inf, np.inf, (1,))
-    action_space = spaces.Discrete(2)
-
-    def _observed(self):
+class Simulated(CountingEnv):
+    def step(self, action):
         global ticks
         ticks += 1
-        return np.array([ticks], np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self._observed(), {}
-
-    def step(self, action):
-        obs = self._observed()
-        return obs, float(obs[0]), bool(ticks % 5 == 0), False, {}
+        obs, _, *rest = super().step(action)
+        return obs, float(ticks), *rest
 
 
 gymnasium.register("Simulated-v0", "bluesky_gym.envs:Simulated")
 """
 """Source of a stand-in for the package bluesky_gym, which is in `ONE_PER_PROCESS`."""
 
-steps = 0
 open_emulators = 0
 
 
-class CountsInModule(gymnasium.Env):
-    """Env whose reward counts the steps of all envs in the process."""
-
-    observation_space = spaces.Box(-1, 1, (1,))
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        global steps
-        steps += 1
-        return np.zeros(1, np.float32), float(steps), steps % 5 == 0, False, {}
-
-
-class OneEmulator(CountsInModule):
+class OneEmulator(CountingEnv):
     """Env that refuses a second instance in its process, with the error of stable-retro 1.0.1."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         global open_emulators
         if open_emulators:
             raise RuntimeError(
@@ -69,6 +39,7 @@ class OneEmulator(CountsInModule):
                 "environment before creating a new one"
             )
         open_emulators += 1
+        super().__init__(**options)
 
     def close(self) -> None:
         global open_emulators

@@ -11,7 +11,7 @@ the stream or for an event behind them::
 
 - A copy from pinned memory reads the memory when it runs. A buffer that is overwritten before gives wrong numbers.
 - A copy to the host with `non_blocking=True` leaves wrong numbers in its target until it runs.
-- Two streams do not wait for each other, except through events.
+- Two streams do not wait for each other.
 - New memory has wrong numbers.
 - The host reads a tensor only through a copy. `numpy()` raises, as for CUDA.
 - An operator waits for its stream if it draws random numbers, or if the shape of its result depends on values. Random
@@ -69,19 +69,6 @@ class Stream:
         counts["waits"] += 1
         self.run()
 
-    def wait_event(self, event: Event) -> None:
-        stream, until = event.stream, event.until
-        if stream is not None:
-            self.add(lambda: stream.run(until))
-
-    def wait_stream(self, stream: Stream) -> None:
-        self.wait_event(stream.record_event())
-
-    def record_event(self) -> Event:
-        event = Event()
-        event.record(self)
-        return event
-
 
 class Event:
     """Mark in a stream's queue."""
@@ -98,9 +85,6 @@ class Event:
         counts["waits"] += 1
         if self.stream is not None:
             self.stream.run(self.until)
-
-    def query(self) -> bool:
-        return self.stream is None or self.stream.done >= self.until
 
 
 _default = Stream()

@@ -1,4 +1,4 @@
-"""Envs and transforms of the tests of transforms. Workers import this module, so it imports little."""
+"""Envs of the tests of transforms. Workers import this module, so it imports little."""
 
 import copy
 
@@ -20,7 +20,6 @@ MIXED = spaces.Dict(
         "deep": spaces.Dict({"y": spaces.Box(0, 1, (2, 2), np.float32)}),
     }
 )
-VECTORS = spaces.Dict({"b": VECTOR, "a": spaces.Box(0, 1, (2,), np.float64)})
 
 
 class Samples(gymnasium.Env):
@@ -49,57 +48,6 @@ class Samples(gymnasium.Env):
         return self._obs(), reward, over and not odd, over and odd, {"t": self.t}
 
 
-CASES = {
-    "to tensor": (IMAGE, lambda: tf.ToTensorImage()),
-    "to tensor, only moved": (IMAGE, lambda: tf.ToTensorImage(keep_uint8=True, unsqueeze=True)),
-    "gray": (IMAGE, lambda: tf.GrayScale()),
-    "gray 709": (IMAGE, lambda: tf.GrayScale("709", keep_dim=False)),
-    "gray floats": (IMAGE, lambda: tf.Compose(tf.ToTensorImage(), tf.GrayScale())),
-    "area": (IMAGE, lambda: tf.Resize(5, 4)),
-    "area, larger": (IMAGE, lambda: tf.Resize(15, 20)),
-    "bilinear": (IMAGE, lambda: tf.Resize(5, 4, "bilinear")),
-    "bilinear floats": (IMAGE, lambda: tf.Compose(tf.ToTensorImage(), tf.Resize(5, 14, "bilinear"))),
-    "area floats": (IMAGE, lambda: tf.Compose(tf.ToTensorImage(), tf.Resize(5, 4))),
-    "atari": (IMAGE, lambda: tf.Compose(tf.GrayScale(), tf.Resize(6), tf.ToTensorImage(), tf.CatFrames(4, -3))),
-    "crop": (IMAGE, lambda: tf.CenterCrop(5, 7)),
-    "unsqueeze": (VECTOR, lambda: tf.UnsqueezeTransform(-1)),
-    "squeeze": (VECTOR, lambda: tf.Compose(tf.UnsqueezeTransform(0), tf.SqueezeTransform(0))),
-    "flatten": (IMAGE, lambda: tf.Flatten()),
-    "flatten all": (MIXED, lambda: tf.Flatten()),
-    "flatten one": (MIXED, lambda: tf.Flatten(in_keys=["pixels"])),
-    "cat tensors": (VECTORS, lambda: tf.CatTensors()),
-    "cat some": (MIXED, lambda: tf.CatTensors(["v", "which", "x"], "joined", del_keys=False, sort=False)),
-    "frames": (VECTOR, lambda: tf.CatFrames(3, -1)),
-    "frames, constant": (VECTOR, lambda: tf.CatFrames(3, -1, padding="constant", padding_value=-9)),
-    "frames of a part": (MIXED, lambda: tf.CatFrames(2, -1, in_keys=["x"], out_keys=["xs"])),
-    "norm": (VECTOR, lambda: tf.ObservationNorm(0.5, [1, 2, 3, -4, 5])),
-    "standard normal": (VECTOR, lambda: tf.ObservationNorm(0.5, 2.0, ["observation"], ["z"], standard_normal=True)),
-    "cast": (MIXED, lambda: tf.DTypeCast("float32", "float64", in_keys_inv=["action"])),
-    "double to float": (MIXED, lambda: tf.DoubleToFloat()),
-    "rename": (MIXED, lambda: tf.RenameTransform(["x", ("deep", "y")], ["y", "z"])),
-    "rename all": (VECTOR, lambda: tf.RenameTransform(["observation"], ["state"])),
-    "reward sum": (VECTOR, lambda: tf.RewardSum()),
-    "reward clipping": (VECTOR, lambda: tf.RewardClipping(-0.5, 0.5)),
-    "reward scaling": (VECTOR, lambda: tf.RewardScaling(1.0, 0.5)),
-    "step counter": (MIXED, lambda: tf.StepCounter()),
-    "actions": (VECTOR, lambda: tf.Compose(tf.ActionScaling(), tf.ActionScaling(0, 1))),
-    "a function": (VECTOR, lambda: lambda obs: obs * 0.5),
-    "all together": (
-        VECTOR,
-        lambda: tf.Compose(
-            tf.CatFrames(2, -1), tf.RewardScaling(0.0, 0.1), tf.RewardSum(), tf.StepCounter(), tf.ActionScaling()
-        ),
-    ),
-}
-"""Observation space, and a function that makes the transform. These transforms work on rows, and end no episode."""
-
-ENDING = {
-    "time limit": (VECTOR, lambda: tf.TimeLimit(3)),
-    "counter with a limit": (VECTOR, lambda: tf.Compose(tf.CatFrames(2, -1), tf.StepCounter(max_steps=2))),
-}
-"""Transforms that end episodes."""
-
-
 def plain(space, length):
     """Return a function that makes an env."""
     return lambda: Samples(space, length)
@@ -111,7 +59,7 @@ def normalised(**options):
 
 
 class Goes(Samples):
-    """Transform with state. It fails in the steps `fails_at`, counted from its creation."""
+    """Env with a state. It fails in the steps `fails_at`, counted from its creation."""
 
     def __init__(self, space=VECTOR, length=4, fails_at=()):
         super().__init__(space, length)

@@ -14,17 +14,18 @@ from gymnasium import spaces
 
 
 class Draws(gymnasium.Env):
-    """Env that draws observations from its own generator. Episodes have 7 steps; a step takes `work` seconds of CPU
-    time and `sleep` seconds.
+    """Env that draws observations from its own generator.
+
+    Episodes have 7 steps. A step takes `work` seconds of CPU time and `sleep` seconds.
     """
 
     observation_space = spaces.Box(-9, 9, (3,), np.float64)
     thread_safe = True
 
-    def __init__(self, work: float = 0.0, sleep: float = 0.0, slow_steps: int = 0) -> None:
+    def __init__(self, work: float = 0.0, sleep: float = 0.0) -> None:
         self.action_space = spaces.Discrete(3)
-        self.work, self.sleep, self.slow_steps = work, sleep, slow_steps
-        self.taken = self.total = 0
+        self.work, self.sleep = work, sleep
+        self.taken = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
@@ -32,36 +33,20 @@ class Draws(gymnasium.Env):
         return self.np_random.uniform(-9, 9, 3), {}
 
     def step(self, action: Any) -> Any:
-        self.taken, self.total = self.taken + 1, self.total + 1
+        self.taken += 1
         end = time.thread_time() + self.work
         while time.thread_time() < end:
             pass
-        if sleep := 0.005 if self.total <= self.slow_steps else self.sleep:
-            time.sleep(sleep)
+        if self.sleep:
+            time.sleep(self.sleep)
         return self.np_random.uniform(-9, 9, 3), float(action), self.taken == 7, False, {}
-
-
-class SlowlyReset(Draws):
-    """Env that sleeps in each reset. Episodes have `length` steps."""
-
-    def __init__(self, seconds: float, length: int) -> None:
-        super().__init__()
-        self.seconds, self.length = seconds, length
-
-    def reset(self, **options: Any) -> Any:
-        threading.Event().wait(self.seconds)
-        return super().reset(**options)
-
-    def step(self, action: Any) -> Any:
-        obs, reward, *_ = super().step(action)
-        return obs, reward, self.taken == self.length, False, {}
 
 
 class Logged(Draws):
     """Env that appends a line with its process id to a file when it is created, and when it is closed."""
 
-    def __init__(self, log: Path, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, log: Path) -> None:
+        super().__init__()
         self.log = log
         self.note("made")
 
@@ -73,34 +58,6 @@ class Logged(Draws):
         self.note("closed")
 
 
-class NeverMade(Draws):
-    def __init__(self) -> None:
-        threading.Event().wait()
-
-
-class ImportsForLong(Draws):
-    """Env that once takes longer to create than a measurement may take."""
-
-    def __init__(self) -> None:
-        threading.Event().wait(1.5)
-        super().__init__()
-
-
-class CrashesWhenMade(Draws):
-    def __init__(self) -> None:
-        os._exit(7)
-
-
-class RaisesOnStep(Draws):
-    def step(self, action: Any) -> Any:
-        raise OverflowError("the env broke")
-
-
-class HangsOnStep(Draws):
-    def step(self, action: Any) -> Any:
-        threading.Event().wait()
-
-
 class OnlyIn(Draws):
     """Env that can be created in one process only."""
 
@@ -108,6 +65,27 @@ class OnlyIn(Draws):
         if os.getpid() != pid:
             raise RuntimeError("not made here")
         super().__init__()
+
+
+class Fails(Draws):
+    """Env with a constructor or a step that fails."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        if how == "is never made":
+            threading.Event().wait()
+        elif how == "imports for long":  # longer than a measurement may take
+            time.sleep(1.5)
+        elif how == "crashes":
+            os._exit(7)
+
+    def step(self, action: Any) -> Any:
+        if self.how == "raises":
+            raise OverflowError("the env broke")
+        if self.how == "hangs":
+            threading.Event().wait()
+        return super().step(action)
 
 
 def lock_holder(lock: Any) -> Draws:

@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import pickle
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from multiprocessing import forkserver
@@ -33,7 +35,7 @@ from tests.support.shared_envs import (
     update_often,
 )
 from tests.support.threads import in_a_thread
-from vecenv import EnvCreator, SharedState, ShmemVectorEnv, WorkerDiedError
+from vecenv import DummyVectorEnv, EnvCreator, SharedState, ShmemVectorEnv, WorkerDiedError
 from vecenv.backends.memory import shared_state
 from vecenv.testing import CountingEnv
 from vecenv.transforms import NormalizeReward, TransformedEnv, VecNorm
@@ -108,18 +110,12 @@ def test_no_update_of_eight_processes_is_lost_though_two_are_killed_in_theirs() 
 
 
 @pytest.mark.guarantee("G13.5")
-@pytest.mark.parametrize("centre", [0.0, 1e8])
-def test_statistics_of_processes_are_those_of_all_rows(centre: float) -> None:
+def test_statistics_of_processes_are_those_of_all_rows() -> None:
     """Four processes in turn, twice, so that the later processes continue the slots of the earlier ones."""
     mp, width = multiprocessing.get_context("fork"), 3
-    arrays = {
-        "obs_mean": np.zeros(width),
-        "obs_var": np.ones(width),
-        "obs_count": np.zeros(()),
-        "obs_skipped": np.zeros(()),
-    }
-    state = SharedState(arrays, share=True)
-    rows = np.random.default_rng(0).normal(centre, 20.0, (8, 25, width))
+    arrays = {"mean": np.zeros(width), "var": np.ones(width), "count": np.zeros(()), "skipped": np.zeros(())}
+    state = SharedState({f"obs_{name}": array for name, array in arrays.items()}, share=True)
+    rows = np.random.default_rng(0).normal(1e8, 20.0, (8, 25, width))
     for part in (rows[:4], rows[4:]):
         assert run_all(mp.Process(target=add_rows, args=(state, each)) for each in part) == [0] * 4
     found, together = state.read(), rows.reshape(-1, width)
@@ -149,70 +145,75 @@ def test_threads_of_one_process_lose_no_update() -> None:
     assert env.calls() == 800
 
 
-@pytest.mark.parametrize("share", [True, False])
-def test_an_update_that_an_exception_leaves_changes_nothing(share: bool) -> None:
-    state = SharedState({"a": np.arange(3.0)}, share)
-    with pytest.raises(ZeroDivisionError), state.update() as arrays:
-        arrays["a"] += 1 / 0
-    np.testing.assert_array_equal(state.read()["a"], [0, 1, 2])
+def test_an_update_that_an_exception_leaves_changes_nothing() -> None:
+    for share in (True, False):
+        state = SharedState({"a": np.arange(3.0)}, share)
+        with pytest.raises(ZeroDivisionError), state.update() as arrays:
+            arrays["a"] += 1 / 0
+        np.testing.assert_array_equal(state.read()["a"], [0, 1, 2])
 
 
 def test_readers_never_see_the_middle_of_an_update_and_each_process_sees_its_own() -> None:
     state, mp = SharedState({"a": np.zeros(2000), "b": np.zeros(())}, share=True), multiprocessing.get_context("fork")
-    leave = mp.Event()
-    writers = [mp.Process(target=add_until, args=(state, leave)) for _ in range(2)]
-    for writer in writers:
-        writer.start()
-    last = 0.0
-    for k in range(300):
-        with state.update() as arrays:
-            arrays["a"] += 1
-            arrays["b"] += 1
-        values = state.read()
-        assert set(values["a"]) == {float(values["b"])}
-        assert values["b"] > max(last, k)
-        last = float(values["b"])
-    leave.set()
-    for writer in writers:
-        writer.join(30)
-        assert writer.exitcode == 0
-        writer.close()
-    assert last > 300
+    leave, seen = mp.Event(), [0.0]
+
+    def update_and_read() -> None:
+        for k in range(300):
+            with state.update() as arrays:
+                arrays["a"] += 1
+                arrays["b"] += 1
+            values = state.read()
+            assert set(values["a"]) == {float(values["b"])}
+            assert values["b"] > max(seen[-1], k)
+            seen.append(float(values["b"]))
+        leave.set()
+
+    assert run_all([mp.Process(target=add_until, args=(state, leave)) for _ in range(2)], then=update_and_read) == [
+        0,
+        0,
+    ]
+    assert seen[-1] > 300
+
+
+@contextmanager
+def process_in_an_update(creator: EnvCreator) -> Iterator[tuple[Any, Any]]:
+    """Yield a process that is in the middle of an update, and the event that lets it continue."""
+    mp = multiprocessing.get_context("fork")
+    entered, leave = mp.Event(), mp.Event()
+    process = mp.Process(target=hold, args=(creator, entered, leave))
+    process.start()
+    try:
+        assert entered.wait(30)
+        yield process, leave
+    finally:
+        if process.is_alive():  # `set` waits for the sleepers, also for a killed one
+            leave.set()
+        process.join(30)
+        process.close()
 
 
 @pytest.mark.guarantee("G13.7")
 def test_updates_overlap_and_both_count() -> None:
     """In one thread, and with a process that is in the middle of an update."""
-    creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
-    env, entered, leave = creator(), mp.Event(), mp.Event()
-    other = mp.Process(target=hold, args=(creator, entered, leave))
-    other.start()
-    assert entered.wait(30)
-    with env.counts.state.update() as arrays:
-        arrays["calls"] += 1
-        env.counts.count()
-        assert env.calls() == 1
-    assert calls_of(creator) == 2
-    leave.set()
-    other.join(30)
+    creator = EnvCreator(counted)
+    env = creator()
+    with process_in_an_update(creator):
+        with env.counts.state.update() as arrays:
+            arrays["calls"] += 1
+            env.counts.count()
+            assert env.calls() == 1
+        assert calls_of(creator) == 2
     assert calls_of(creator) == 3
-    other.close()
 
 
 @pytest.mark.guarantee("G13.8")
 def test_a_load_ends_updates_that_have_begun() -> None:
-    creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
-    saved, entered, leave = creator.state_dict(), mp.Event(), mp.Event()
-    other = mp.Process(target=hold, args=(creator, entered, leave))
-    other.start()
-    assert entered.wait(30)
-    creator.load_state_dict(saved | {"0.Counted.calls": 40})
-    leave.set()
-    other.join(30)
+    creator = EnvCreator(counted)
+    with process_in_an_update(creator):
+        creator.load_state_dict(creator.state_dict() | {"0.Counted.calls": 40})
     assert calls_of(creator) == 40
-    assert run_all([mp.Process(target=step_env, args=(creator, 1))]) == [0]
+    step_env(creator, 1)
     assert calls_of(creator) == 42
-    other.close()
 
 
 def test_a_forked_process_does_not_write_into_the_slot_of_its_parent() -> None:
@@ -220,12 +221,8 @@ def test_a_forked_process_does_not_write_into_the_slot_of_its_parent() -> None:
     env = creator()
     env.reset()
     child = mp.Process(target=lambda: [env.counts.count() for _ in range(200)])
-    child.start()
-    for _ in range(200):
-        env.counts.count()
-    child.join(30)
+    assert run_all([child], then=lambda: [env.counts.count() for _ in range(200)]) == [0]
     assert calls_of(creator) == 401
-    child.close()
 
 
 @pytest.mark.guarantee("G13.9")
@@ -233,43 +230,32 @@ def test_more_processes_than_slots_are_refused_and_a_slot_is_free_when_its_proce
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared_state, "SLOTS", 2)
-    creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
-    entered, leave = mp.Event(), mp.Event()
-    other = mp.Process(target=hold, args=(creator, entered, leave))
-    other.start()
-    assert entered.wait(30)
-    env = creator()
-    with pytest.raises(RuntimeError, match=r"more than 2 threads, of all processes together, .*SharedState\(calls"):
+    creator = EnvCreator(counted)
+    with process_in_an_update(creator) as (other, _):
+        env = creator()
+        with pytest.raises(RuntimeError, match=r"more than 2 threads, of all processes together, .*SharedState\(calls"):
+            in_a_thread(env.reset)
+        other.kill()
+        other.join(30)
         in_a_thread(env.reset)
-    other.kill()
-    other.join(30)
-    in_a_thread(env.reset)
-    assert calls_of(creator) == 1
-    other.close()
+        assert calls_of(creator) == 1
 
 
 @pytest.mark.guarantee("G13.6")
 def test_arrays_of_every_shape_and_dtype_keep_them() -> None:
-    arrays = {
-        "b": np.array([7], np.uint8),
-        "": np.zeros((2, 0)),
-        "c": np.full((3, 5), 0.1, np.float32),
-        "n": np.array(-3),
-    }
+    several = {"b": np.array([7], np.uint8), "": np.zeros((2, 0)), "c": np.full((3, 5), 0.1, np.float32)}
     empty = {"mean": np.zeros((0,)), "var": np.ones((0,)), "count": np.array(5.0)}
-    for values, share in product((arrays, empty, {}), (True, False)):
+    for values, share in product((several, empty, {}), (True, False)):
         state = SharedState(values, share)
-        for found in (state.read(), copy.copy(state).read()):
-            assert {name: (array.dtype, array.shape) for name, array in found.items()} == {
-                name: (array.dtype, array.shape) for name, array in values.items()
-            }
-            for name, array in values.items():
-                np.testing.assert_array_equal(found[name], array)
+        copied = copy.copy(state)
         with state.update() as changed:
             for name, array in values.items():
                 changed[name] = array + 1
-        for name, array in values.items():
-            np.testing.assert_array_equal(state.read()[name], array + 1)
+        for found, more in ((copied.read(), 0), (state.read(), 1)):
+            assert found.keys() == values.keys()
+            for name, array in values.items():
+                assert found[name].dtype == array.dtype
+                np.testing.assert_array_equal(found[name], array + more)
     for wrong in (np.array([None]), np.array([True])):
         with pytest.raises(TypeError):
             SharedState({"a": wrong})
@@ -381,13 +367,9 @@ def test_copies_of_a_creator_share_and_copies_of_its_state_do_not() -> None:
 
 
 @pytest.mark.guarantee("G13.14")
-def test_a_creator_that_shares_is_pickled_for_processes_alone() -> None:
-    creator = EnvCreator(counted)
+def test_a_creator_is_pickled_for_processes_alone_unless_it_shares_nothing() -> None:
     with pytest.raises(TypeError, match=r"lies in memory without a name.*share_memory=False"):
-        pickle.dumps(creator)
-
-
-def test_a_creator_that_shares_nothing_is_pickled_as_any_function() -> None:
+        pickle.dumps(EnvCreator(counted))
     alone = EnvCreator(counted, share_memory=False, env_id=4)
     stateless = EnvCreator(lambda env_id: CountingEnv(env_id), env_id=4)
     for creator in (alone, stateless):
@@ -411,23 +393,22 @@ def test_collectors_take_creators_and_pass_arguments_that_theirs_precede() -> No
     assert calls_of(measured) == 1 + 4, "envs that are made to be measured do not count"
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [
-        lambda fn: EnvCreator(fn, share_memory=False).frozen_copy(),
-        lambda fn: EnvCreator(EnvCreator(fn).frozen_copy(), share_memory=False),
-        lambda fn: EnvCreator(fn).frozen_copy().make_variant(),
-    ],
-    ids=["not shared", "nested", "variant"],
-)
-def test_no_copy_that_is_frozen_learns(copied: Any) -> None:
+def test_no_copy_that_is_frozen_learns() -> None:
     """Including statistics that envs do not share, such as rewards."""
     learnt = VecNorm()
     TransformedEnv(gym.make("CartPole-v1"), learnt).reset(seed=0)
-    creator = copied(lambda: TransformedEnv(gym.make("CartPole-v1"), [learnt.clone(), NormalizeReward()]))
-    with ShmemVectorEnv([creator] * 2) as venv:
-        before = venv.call("state_dict")
-        venv.reset(seed=1)
-        venv.step([0, 1])
-        assert repr(venv.call("state_dict")) == repr(before)
-        assert before[0]["0.VecNorm"]["observation_count"] == 1, "what the env was made with"
+
+    def made() -> Any:
+        return TransformedEnv(gym.make("CartPole-v1"), [learnt.clone(), NormalizeReward()])
+
+    for creator, backend in (
+        (EnvCreator(made, share_memory=False).frozen_copy(), ShmemVectorEnv),
+        (EnvCreator(EnvCreator(made).frozen_copy(), share_memory=False), DummyVectorEnv),
+        (EnvCreator(made).frozen_copy().make_variant(), DummyVectorEnv),
+    ):
+        with backend([creator] * 2) as venv:
+            before = venv.call("state_dict")
+            venv.reset(seed=1)
+            venv.step([0, 1])
+            assert repr(venv.call("state_dict")) == repr(before)
+            assert before[0]["0.VecNorm"]["observation_count"] == 1, "what the env was made with"

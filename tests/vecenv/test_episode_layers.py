@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,54 +15,36 @@ import torch
 from gymnasium import spaces
 
 from collector import Dataset, RecordEpisodes
-from collector.device.torch_vector_env import TorchVectorEnv, TransformedOnDevice
-from tests.support.backends import FULL
-from tests.support.cases import counting
 from tests.support.gymnasium_cases import assert_same
-from tests.support.transform_envs import CASES, ENDING, VECTOR, Goes, Samples
-from vecenv import DummyVectorEnv, ShmemVectorEnv, VectorEnvNormObs, VectorEnvWrapper, nest
+from tests.support.transform_envs import VECTOR, Goes, Samples
+from tests.support.transform_forms import FORMS, in_workers
+from vecenv import DummyVectorEnv, VectorEnvNormObs
 from vecenv.transforms import (
     CatFrames,
     Compose,
     Flatten,
     NormalizeReward,
+    RewardScaling,
     RewardSum,
     StepCounter,
     TimeLimit,
     Transform,
-    TransformedEnv,
     TransformedVectorEnv,
     VecNorm,
 )
 
 N = 3
-RESTART = {"on_error": "restart", "max_restarts": 99}
-BEGUN = [
-    "atari",
-    "frames of a part",
-    "frames, constant",
-    "reward sum",
-    "reward scaling",
-    "step counter",
-    "all together",
-]
-"""CASES with state along an episode, and one case that changes only rewards."""
-LEARNING = {
-    "vec norm": (VECTOR, lambda: Compose(VecNorm(), CatFrames(2, -1))),
-    "reward norm": (VECTOR, lambda: Compose(NormalizeReward(), RewardSum())),
+VECTORS = np.ones((N, 2), np.float32)
+LAYERS: dict[str, Any] = {
+    "all together": lambda: Compose(CatFrames(2, -1), RewardScaling(0.0, 0.1), RewardSum(), StepCounter()),
+    "time limit": lambda: Compose(CatFrames(2, -1), StepCounter(), RewardSum(), TimeLimit(4)),
+    "counter with a limit": lambda: Compose(CatFrames(2, -1), StepCounter(max_steps=2)),
+    "vec norm": lambda: Compose(VecNorm(), CatFrames(2, -1)),
+    "reward norm": lambda: Compose(NormalizeReward(), RewardSum()),
 }
-"""Cases with statistics per worker, so that both places agree only for one env."""
-PER_EPISODE = {
-    "time limit": lambda: TimeLimit(4),
-    "counter": lambda: StepCounter(max_steps=5),
-    "reward sum": lambda: RewardSum(),
-    "reward norm": lambda: NormalizeReward(),
-    "frames": lambda: CatFrames(3, -1),
-}
-
-
-def on_tensors(venv: Any, transform: Any) -> Any:
-    return TorchVectorEnv(venv, "cpu", transforms=transform, reward_dtype=torch.float64)
+ENDING = ("time limit", "counter with a limit")
+LEARNING = ("vec norm", "reward norm")
+"""Layers with statistics per worker. The places agree only for one env, and tensors differ in the last bits."""
 
 
 def chosen(rng: np.random.Generator, n: int) -> list[int]:
@@ -106,10 +89,6 @@ def run(venv: Any, seed: int, autoresets: bool, fails: bool) -> Any:
                 yield venv.reset(np.array(ids)[over])
 
 
-def goes(space: Any, i: int, fails: bool) -> Any:
-    return Goes(space, 3 + i, [at + i for at in (9, 14, 15)] if fails else ())
-
-
 def as_arrays(tree: Any) -> Any:
     """Return the tree with arrays for tensors, and lists for tuples and arrays of infos."""
     if isinstance(tree, dict):
@@ -119,106 +98,60 @@ def as_arrays(tree: Any) -> Any:
     return tree.numpy() if isinstance(tree, torch.Tensor) else tree
 
 
-def run_both(one: Any, other: Any, seed: int, case: str, fails: bool) -> None:
-    programs = (run(venv, seed, case in CASES, fails) for venv in (one, other))
-    for left, right in zip(*programs, strict=True):
-        assert_same(as_arrays(left), as_arrays(right))
-        for row in range(len(left[-1])) if isinstance(one, TransformedVectorEnv) else ():
-            assert one.observation_space[0].contains(nest.take(left[0], row)), left[0]
-
-
-QUICK = ("flatten all", "cat some", "rename", *BEGUN, *ENDING, *LEARNING)
-
-
-@pytest.mark.parametrize(
-    ("case", "options"),
-    [
-        *((each, {}) if each in QUICK else pytest.param(each, {}, marks=FULL) for each in [*CASES, *ENDING, *LEARNING]),
-        *((each, RESTART) for each in [*BEGUN, *ENDING, *LEARNING]),
-    ],
-)
-def test_a_random_program_returns_the_same_rows_from_transforms_in_workers_and_in_the_parent(
-    case: str, options: dict[str, Any]
-) -> None:
-    """Even if envs fail: the last row is repeated, and statistics are not updated."""
-    n, seeds = (1, 5) if case in LEARNING else (N, 2)
-    space, transform = {**CASES, **ENDING, **LEARNING}[case]
-    fails = bool(options)
-    plain = [partial(goes, space, i, fails) for i in range(n)]
-    transformed = [lambda fn=fn: TransformedEnv(fn(), transform()) for fn in plain]
-    for seed in range(seeds):
-        with (
-            TransformedVectorEnv(DummyVectorEnv(plain, **options), transform()) as parent,
-            DummyVectorEnv(transformed, **options) as worker,
-        ):
-            assert parent.observation_space == worker.observation_space
-            assert parent.action_space == worker.action_space
-            run_both(parent, worker, seed, case, fails)
-
-
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("wrap", [lambda venv, t: TransformedOnDevice(venv, t, "cpu"), on_tensors])
-def test_so_it_does_on_tensors(wrap: Any, fails: bool) -> None:
-    space, options = VECTOR, RESTART if fails else {}
-    fns = [partial(goes, space, i, fails) for i in range(N)]
-
-    def transform() -> Any:
-        return Compose(CatFrames(2, -1), StepCounter(), RewardSum(), TimeLimit(4))
-
-    for seed in range(2):
-        with (
-            wrap(DummyVectorEnv(fns, **options), transform()) as tensors,
-            TransformedVectorEnv(DummyVectorEnv(fns, **options), transform()) as arrays,
-        ):
-            run_both(tensors, arrays, seed, "ends episodes", fails)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_random_program_returns_the_same_rows_from_transforms_in_every_place(name: str, fails: bool) -> None:
+    """Even if envs fail: the last row is repeated, and statistics are not updated."""
+    n, seeds, places = (1, 3, FORMS[:2]) if name in LEARNING else (N, 1, FORMS)
+    options = {"on_error": "restart", "max_restarts": 99} if fails else {}
+    fns = [partial(Goes, VECTOR, 3 + i, [at + i for at in (9, 14, 15)] if fails else ()) for i in range(n)]
+    for seed in range(seeds):
+        with ExitStack() as made:
+            venvs = [made.enter_context(place(fns, LAYERS[name], **options)) for place in places]
+            programs = [run(venv, seed, name not in ENDING, fails) for venv in venvs]
+            for first, *others in zip(*programs, strict=True):
+                for other in others:
+                    assert_same(as_arrays(other), as_arrays(first))
 
 
 class TestStates:
-    @pytest.mark.parametrize("place", ["worker", "parent"])
-    @pytest.mark.parametrize(
-        ("name", "backend"), [*((name, DummyVectorEnv) for name in PER_EPISODE), ("frames", ShmemVectorEnv)]
-    )
-    def test_another_vector_env_goes_on_from_them(self, name: str, place: str, backend: Any) -> None:
+    @pytest.mark.parametrize("place", FORMS[:2], ids=lambda place: place.__name__)
+    @pytest.mark.parametrize("name", ["all together", "counter with a limit", "reward norm"])
+    def test_another_vector_env_goes_on_from_them(self, name: str, place: Any) -> None:
         def made() -> Any:
-            transform = PER_EPISODE[name]
-            if place == "worker":
-                return backend([lambda: TransformedEnv(Goes(VECTOR, 9), transform())] * N, num_workers=2)
-            return TransformedVectorEnv(backend([lambda: Goes(VECTOR, 9)] * N, num_workers=2), transform())
+            return place([partial(Goes, VECTOR, 9)] * N, LAYERS[name])
 
         def go_on(venv: Any) -> Any:
-            return [venv.step(np.ones((2, 2), np.float32), [2, 0]) for _ in range(3)]
+            return [venv.step(VECTORS[:2], [2, 0]) for _ in range(3)]
 
         with made() as venv, made() as other:
             venv.reset(seed=3)
-            venv.step(np.zeros((N, 2), np.float32))
-            venv.step(np.zeros((1, 2), np.float32), [2])
+            venv.step(0 * VECTORS)
+            venv.step(0 * VECTORS[:1], [2])
             states = pickle.loads(pickle.dumps(venv.get_state([2, 0])))
-            learnt = pickle.loads(pickle.dumps(venv.call("state_dict", id=[2, 0]))) if place == "worker" else []
-            if place == "parent":
+            if place is in_workers:
+                for i, learnt in zip([2, 0], venv.call("state_dict", id=[2, 0]), strict=True):
+                    other.call("load_state_dict", learnt, id=i)
+            else:
                 other.load_state_dict(venv.state_dict())
-            for i, state in zip([2, 0], learnt, strict=False):
-                other.call("load_state_dict", state, id=i)
             first = go_on(venv)
             other.set_state(states, [2, 0])  # its envs were never reset
             venv.set_state(states, [2, 0])
-            again = [go_on(other)] if name == "reward norm" else [go_on(other), go_on(venv)]
-            for steps in again:
-                for left, right in zip(steps, first, strict=True):
+            for again in (go_on(other), *([] if name == "reward norm" else [go_on(venv)])):
+                for left, right in zip(again, first, strict=True):
                     assert_same(left, right)
 
-    @pytest.mark.parametrize("place", ["worker", "parent"])
-    def test_a_transform_that_cannot_give_its_state_says_so(self, place: str) -> None:
+    def test_a_transform_that_cannot_give_its_state_says_so(self) -> None:
         class Delays(Transform):
             has_state = True
 
-        fns = [lambda: TransformedEnv(Goes(), Delays())] if place == "worker" else [Goes]
-        with DummyVectorEnv(fns) as inner:
-            venv = inner if place == "worker" else TransformedVectorEnv(inner, Delays())
-            venv.reset()
-            with pytest.raises(
-                NotImplementedError, match=r"Delays.* define episode_state\(ids\) and set_episode_state"
-            ):
-                venv.get_state()
+        for place in FORMS[:2]:
+            with place([Goes], Delays) as venv:
+                venv.reset()
+                with pytest.raises(
+                    NotImplementedError, match=r"Delays.* define episode_state\(ids\) and set_episode_state"
+                ):
+                    venv.get_state()
 
     def test_statistics_are_no_state_of_an_episode(self) -> None:
         with TransformedVectorEnv(DummyVectorEnv([Goes]), VecNorm()) as venv:
@@ -252,61 +185,32 @@ class TestStates:
             lambda env: gymnasium.wrappers.FrameStackObservation(env, 3),
             lambda env: gymnasium.wrappers.DelayObservation(env, 2),
             lambda env: gymnasium.wrappers.TimeAwareObservation(gymnasium.wrappers.TimeLimit(env, 6)),
-            gymnasium.wrappers.NormalizeReward,
             gymnasium.wrappers.RecordEpisodeStatistics,
-            gymnasium.wrappers.OrderEnforcing,
         ],
     )
     def test_wrappers_of_gymnasium_go_on_too(self, wrapper: Any) -> None:
-        def go_on(venv: Any) -> Any:
-            steps = [venv.step(np.ones((1, 2), np.float32)) for _ in range(5)]
-            for *_, infos in steps:
-                infos[0].get("episode", {}).pop("t", None)  # seconds
-            return steps
-
-        with DummyVectorEnv([lambda: wrapper(Goes(VECTOR, 6))]) as venv:
+        fns = [lambda: wrapper(Goes(VECTOR, 6))]
+        with DummyVectorEnv(fns) as venv, DummyVectorEnv(fns) as other:
             venv.reset(seed=3)
-            venv.step(np.zeros((1, 2), np.float32))
-            state = pickle.loads(pickle.dumps(venv.get_state()))
-            with DummyVectorEnv([lambda: wrapper(Goes(VECTOR, 6))]) as other:
-                other.set_state(state)
-                first, second = go_on(venv), go_on(other)
-                if wrapper is gymnasium.wrappers.NormalizeReward:  # its statistics are not part of the state
-                    np.testing.assert_array_equal(*(each.get_env_attr("discounted_reward") for each in (venv, other)))
-                    return
-            for left, right in zip(first, second, strict=True):
+            venv.step(0 * VECTORS[:1])
+            other.set_state(pickle.loads(pickle.dumps(venv.get_state())))
+            for _ in range(5):
+                left, right = (each.step(VECTORS[:1]) for each in (venv, other))
+                for *_, infos in (left, right):
+                    infos[0].get("episode", {}).pop("t", None)  # seconds
                 assert_same(left, right)
+
+    def test_the_return_of_gymnasiums_normalize_reward_goes_on(self) -> None:
+        """Its statistics are not part of the state."""
+        fns = [lambda: gymnasium.wrappers.NormalizeReward(Goes(VECTOR, 6))]
+        with DummyVectorEnv(fns) as venv, DummyVectorEnv(fns) as other:
+            venv.reset(seed=3)
+            venv.step(VECTORS[:1])
+            other.set_state(venv.get_state())
+            np.testing.assert_array_equal(*(each.get_env_attr("discounted_reward") for each in (venv, other)))
 
 
 class TestSeeds:
-    def test_the_reset_that_seeds_passes_every_layer_once(self) -> None:
-        calls: list[Any] = []
-
-        class Outer(VectorEnvWrapper):
-            def reset(self, *args: Any, **kwargs: Any) -> Any:
-                calls.append(("reset", kwargs))
-                return super().reset(*args, **kwargs)
-
-        class Inner(VectorEnvWrapper):
-            def seed(self, seed: Any = None) -> Any:
-                calls.append(("seed", seed))
-                return super().seed(seed)
-
-            def reset(self, id: Any = None, **kwargs: Any) -> Any:
-                calls.append(("inner reset", id))
-                return super().reset(id, **kwargs)
-
-        with Outer(TransformedVectorEnv(Inner(DummyVectorEnv(counting(3))), StepCounter())) as venv:
-            assert venv.seed([4, None, 6]) == [4, None, 6]
-            assert [(name, np.array(each).tolist()) for name, each in calls[2:]] == [("inner reset", [0, 2])]
-            assert calls[:2] == [("seed", [4, None, 6]), ("reset", {"seed": [4, 6]})]
-            assert venv.get_env_attr("calls") == [1, 0, 1]
-            calls.clear()
-            venv.set_seed(6, static_seed=True)
-            assert calls == [("reset", {"seed": [6, 6, 6]}), ("inner reset", None)]
-            venv.venv.seed(1)  # the caller's own choice
-            assert [name for name, _ in calls[2:]] == ["seed", "inner reset"]
-
     def test_envs_that_seed_themselves_stay_in_their_episodes(self) -> None:
         class OwnSeed(Goes):
             def seed(self, seed: int) -> None:
@@ -320,16 +224,12 @@ class TestSeeds:
             assert venv.step(np.ones((2, 2), np.float32))[0]["step_count"].tolist() == [[2], [2]]
 
     def test_rows_that_no_caller_gets_are_not_in_the_statistics_of_tianshous_wrapper(self) -> None:
-        with VectorEnvNormObs(DummyVectorEnv([lambda: Goes(fails_at=[2])] * 2, on_error="restart")) as venv:
+        with VectorEnvNormObs(DummyVectorEnv([Goes] * 2)) as venv:
             venv.seed(3)
             venv.set_seed(4)
             assert venv.obs_rms.count == 0
             venv.reset()
-            venv.step(np.ones((2, 2), np.float32))
-            last = venv.step(np.ones((2, 2), np.float32))
-            assert last[3].all()
-            assert venv.obs_rms.count == 4
-            assert venv.update_obs_rms
+            assert venv.obs_rms.count == 2
 
 
 def test_recorded_episodes_begin_where_episodes_do(tmp_path: Path) -> None:
@@ -351,24 +251,19 @@ def test_recorded_episodes_begin_where_episodes_do(tmp_path: Path) -> None:
     assert found == {(1, 2, 4), (0, 7, 4), (1, 30, 4)}
 
 
-class TestFlatten:
-    """The vector of an observation depends on its space, so all envs of a batch must have the same space."""
-
-    @pytest.mark.parametrize(
-        ("one", "other"),
-        [
-            (spaces.Discrete(2), spaces.Discrete(2, start=3)),
-            (spaces.Dict({"a": spaces.Discrete(2), "b": VECTOR}), spaces.Dict({"a": spaces.Discrete(3), "b": VECTOR})),
-        ],
-    )
-    def test_spaces_with_other_vectors_are_refused(self, one: Any, other: Any) -> None:
-        with DummyVectorEnv([partial(Samples, space) for space in (one, one, other)]) as venv:
-            with pytest.raises(
-                ValueError, match=r"Flatten.* env 0.*envs \[2\].*TransformedEnv around each env"
-            ) as caught:
-                TransformedVectorEnv(venv, Flatten())
-            assert str(one) in str(caught.value)
-            assert str(other) in str(caught.value)
-        with DummyVectorEnv([lambda s=s: TransformedEnv(Samples(s), Flatten()) for s in (one, other)]) as venv:
+def test_flatten_needs_one_space_for_all_envs_of_a_batch() -> None:
+    """The vector of an observation depends on its space."""
+    for one, other in (
+        (spaces.Discrete(2), spaces.Discrete(2, start=3)),
+        (spaces.Dict({"a": spaces.Discrete(2), "b": VECTOR}), spaces.Dict({"a": spaces.Discrete(3), "b": VECTOR})),
+    ):
+        with (
+            DummyVectorEnv([partial(Samples, space) for space in (one, one, other)]) as venv,
+            pytest.raises(ValueError, match=r"Flatten.* env 0.*envs \[2\].*TransformedEnv around each env") as caught,
+        ):
+            TransformedVectorEnv(venv, Flatten())
+        assert str(one) in str(caught.value)
+        assert str(other) in str(caught.value)
+        with in_workers([partial(Samples, space) for space in (one, other)], Flatten) as venv:
             obs, _ = venv.reset(seed=0)
             assert all(space.contains(row) for space, row in zip(venv.observation_space, obs, strict=True))

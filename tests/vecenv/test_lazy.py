@@ -81,12 +81,6 @@ def test_a_facade_steps_a_vector_env_that_has_started_again(wrap: Any) -> None:
             assert venv.envs[0].marker is marker  # envs share objects with the caller of a facade
             venv.close()
             venv.start()
-        venv.close()
-        if wrap is SB3VecEnv:
-            assert envs.reset().shape == (2, 5)
-        else:
-            with pytest.raises(ClosedError):
-                envs.reset()
 
 
 def test_without_lazy_a_closed_vector_env_stays_closed() -> None:
@@ -162,13 +156,12 @@ SPACES = [
 ]
 
 
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_random_elements_and_batches_of_them_are_in_their_space(space: Any) -> None:
-    for value in (rand(space), rand(space, 4), space.sample()):
-        assert is_in(space, value)
-        projected = project(space, value)
-        assert is_in(space, projected)
-    assert space.contains(project(space, rand(space)))
+def test_random_elements_and_batches_of_them_are_in_their_space() -> None:
+    for space in SPACES:
+        for value in (rand(space), rand(space, 4), space.sample()):
+            assert is_in(space, value), space
+            assert is_in(space, project(space, value)), space
+        assert space.contains(project(space, rand(space)))
 
 
 @pytest.mark.parametrize(

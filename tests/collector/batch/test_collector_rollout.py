@@ -1,4 +1,7 @@
-"""Operations on a batch: flatten, split, move to a device, and convert to torchrl's form."""
+"""Operations on a batch: split, move to a device, join steps, and convert to torchrl's form.
+
+tests/fuzz compares all forms of a batch.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,22 @@ import pytest
 
 from collector import MultiStep, Rollout, SyncDataCollector
 from tests.support.backends import FULL
-from tests.support.cases import skip_unless_torch_indexes
-from tests.support.collector_envs import zeros
+from tests.support.cases import counting, skip_unless_torch_indexes
+from tests.support.collector_envs import batch_of, countdowns, kinds, pendulums
 from tests.support.countdown import Countdown, DictObs
-from vecenv import DummyVectorEnv, nest
+from vecenv import DummyVectorEnv
 
-COLUMNS = ("action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version")
+torch = pytest.importorskip("torch")
+FORMS: dict[str, Any] = {"rows": lambda batch: batch, "flat": Rollout.flatten, "split": Rollout.split_trajectories}
 
 
 def act(obs: Any) -> dict[str, np.ndarray]:
     rows = obs["a"] if isinstance(obs, dict) else obs
-    return {"action": zeros(rows) + rows[:, 1] % 3, "value": rows.sum(1) * 0.5}
+    return {"action": rows[:, 1] % 3, "value": rows.sum(1) * 0.5}
 
 
-def collect(*lengths: int, steps: int, skip: int = 0, wrap: Any = lambda env: env, **options: Any) -> Rollout:
-    fns = [lambda length=length: wrap(Countdown(length)) for length in lengths]
-    with SyncDataCollector(DummyVectorEnv(fns), act, frames_per_batch=steps * len(lengths), **options) as collector:
-        for _ in range(skip):
-            collector.rollout()
-        return collector.rollout()
-
-
-FORMS = {"rows": lambda batch: batch, "flat": Rollout.flatten, "split": Rollout.split_trajectories}
+def collect(steps: int = 7) -> Rollout:
+    return batch_of(DummyVectorEnv(countdowns(3, 5)), act, 2 * steps)
 
 
 @pytest.mark.parametrize("tensors", [False, True])
@@ -48,13 +45,10 @@ FORMS = {"rows": lambda batch: batch, "flat": Rollout.flatten, "split": Rollout.
 def test_a_dtype_without_the_value_is_padded_with_zeros(
     pad_value: float, uint8: int, int64: int, float64: float, flag: bool, tensors: bool
 ) -> None:
-    batch = collect(3, 5, steps=5)
+    batch = collect(5)
     batch = replace(batch, all_obs=batch.all_obs.astype(np.uint8), final_obs=batch.final_obs.astype(np.uint8))
     batch.extras.update({"byte": np.ones(batch.shape, np.uint8), "flag": np.ones(batch.shape, np.bool_)})
-    if tensors:
-        pytest.importorskip("torch")
-        batch = batch.to("cpu")
-    split = batch.split_trajectories(pad_value)
+    split = (batch.to("cpu") if tensors else batch).split_trajectories(pad_value)
     rows, padding = (split.extras["byte"], split.action, split.reward, split.extras["flag"]), ~split.mask
     for found, expected in zip(rows, (uint8, int64, float64, flag), strict=True):
         np.testing.assert_array_equal(found[padding], [expected] * 5)
@@ -65,52 +59,30 @@ def test_a_dtype_without_the_value_is_padded_with_zeros(
     np.testing.assert_array_equal(split.next.obs[split.mask], batch.next.obs.reshape(-1, 2))
 
 
-def test_observations_are_stored_once() -> None:
-    batch = collect(3, 5, steps=7)
-    assert np.shares_memory(batch.obs, batch.all_obs)
-    assert batch.all_obs.shape == (2, 8, 2)
-    assert len(batch.final_obs) == 3
-    assert batch.names[-1] == "time"
+def test_tensors_on_the_cpu_share_memory() -> None:
+    batch = collect()
+    batch.to("cpu").to("cpu").reward[:] = 42
+    assert (batch.reward == 42).all()
 
 
-def test_next_copies_only_what_is_read() -> None:
-    batch = collect(3, 5, steps=7)
-    for form in FORMS.values():
-        each = form(batch)
-        assert each.next.reward is each.reward
-        assert each.next.terminated is each.terminated
-        assert not np.shares_memory(each.next.obs, each.obs)
-
-
-class TestTensors:
-    @pytest.fixture(autouse=True)
-    def _torch(self) -> None:
-        self.torch = pytest.importorskip("torch")
-
-    @pytest.mark.parametrize(
-        "dtype",
-        ["uint8", "uint16", "uint64", "float16", *(pytest.param(name, marks=FULL) for name in ("int8", "bool"))],
-    )
-    def test_batches_of_every_dtype_that_torch_has(self, dtype: str) -> None:
-        """For example uint16, in which depth images come: torch cannot write rows of its wide unsigned tensors."""
-        skip_unless_torch_indexes(dtype)
-        batch = collect(3, 5, steps=7)
-        limit = np.dtype(dtype).type(np.iinfo(dtype).max if np.dtype(dtype).kind in "iu" else 1)
-        arrays = {name: getattr(batch, name).astype(dtype) * limit for name in ("all_obs", "final_obs", "action")}
-        batch = replace(batch, **arrays)
-        for form in (*FORMS.values(), MultiStep(2, 0.9), lambda batch: batch.split_trajectories(100)):
-            one, two = form(batch), form(batch.to("cpu"))
-            for read in (lambda batch: batch.obs, lambda batch: batch.action, lambda batch: batch.next.obs):
-                for left, right in zip(nest.leaves(read(one)), nest.leaves(read(two)), strict=True):
-                    assert right.numpy().dtype == left.dtype
-                    np.testing.assert_array_equal(left, right)
-            pytest.importorskip("tensordict")
-            np.testing.assert_array_equal(two.to_tensordict()["next", "observation"], one.next.obs)
-
-    def test_the_cpu_shares_memory(self) -> None:
-        batch = collect(3, 5, steps=5)
-        batch.to("cpu").to("cpu").reward[:] = 42
-        assert (batch.reward == 42).all()
+@pytest.mark.parametrize(
+    "dtype",
+    ["uint8", "uint16", "uint64", "float16", *(pytest.param(name, marks=FULL) for name in ("int8", "bool"))],
+)
+def test_tensors_of_every_dtype_that_torch_has(dtype: str) -> None:
+    """For example uint16, in which depth images come: torch cannot write rows of its wide unsigned tensors."""
+    skip_unless_torch_indexes(dtype)
+    pytest.importorskip("tensordict")
+    batch = collect()
+    limit = np.dtype(dtype).type(np.iinfo(dtype).max if np.dtype(dtype).kind in "iu" else 1)
+    arrays = {name: getattr(batch, name).astype(dtype) * limit for name in ("all_obs", "final_obs", "action")}
+    batch = replace(batch, **arrays)
+    for form in (*FORMS.values(), MultiStep(2, 0.9), lambda batch: batch.split_trajectories(100)):
+        one, two = form(batch), form(batch.to("cpu"))
+        for left, right in ((one.obs, two.obs), (one.action, two.action), (one.next.obs, two.next.obs)):
+            assert right.numpy().dtype == left.dtype
+            np.testing.assert_array_equal(left, right)
+        np.testing.assert_array_equal(two.to_tensordict()["next", "observation"], one.next.obs)
 
 
 class TestTensordicts:
@@ -119,10 +91,9 @@ class TestTensordicts:
         pytest.importorskip("tensordict")
 
     def test_keys_and_shapes_are_those_of_torchrl(self) -> None:
-        batch = collect(3, 5, steps=7)
+        batch = collect()
         found = batch.to_tensordict()
-        assert found.batch_size == (2, 7)
-        assert found.names == [None, "time"]
+        assert (found.batch_size, found.names) == ((2, 7), [None, "time"])
         for key in ("reward", "done", "terminated", "truncated", "step_count"):
             assert found["next", key].shape == (2, 7, 1)
             np.testing.assert_array_equal(found["next", key][..., 0], getattr(batch.next, key))
@@ -135,23 +106,73 @@ class TestTensordicts:
         assert found["done"].shape == (2, 7, 1)
 
     def test_flat_batches_and_dict_observations(self) -> None:
-        batch = collect(3, 5, steps=7, wrap=DictObs)
+        batch = batch_of([lambda length=length: DictObs(Countdown(length)) for length in (3, 5)], act, 14)
         found = batch.flatten().to_tensordict()
-        assert found.batch_size == (14,)
-        assert found.names == ["time"]
+        assert (found.batch_size, found.names) == ((14,), ["time"])
         np.testing.assert_array_equal(found["a"], batch.obs["a"].reshape(-1, 2))
         np.testing.assert_array_equal(found["next", "b", "0"], batch.next.obs["b"][0].reshape(-1, 2))
 
-    @pytest.mark.parametrize("vector", [False, True], ids=["number", "vector"])
-    def test_rewards_are_float32_as_in_torchrl(self, vector: bool) -> None:
-        whole = collect(3, 5, steps=7)
-        reward = np.random.default_rng(0).normal(size=(2, 7, 3) if vector else (2, 7))
+    @pytest.mark.parametrize("shape", [(2, 7), (2, 7, 3)], ids=["number", "vector"])
+    def test_rewards_are_float32_as_in_torchrl(self, shape: tuple[int, ...]) -> None:
+        whole = replace(collect(), reward=np.random.default_rng(0).normal(size=shape))
         for form in FORMS.values():
-            batch = form(replace(whole, reward=reward))
-            found, expected = (
-                batch.to_tensordict()["next", "reward"],
-                batch.reward if vector else batch.reward[..., None],
-            )
-            assert str(found.dtype) == "torch.float32"
+            batch = form(whole)
+            found = batch.to_tensordict()["next", "reward"]
+            expected = batch.reward if len(shape) == 3 else batch.reward[..., None]
+            assert (str(found.dtype), batch.reward.dtype) == ("torch.float32", np.float64)
             np.testing.assert_array_equal(found, expected.astype(np.float32))
-            assert batch.reward.dtype == np.float64
+
+
+# MultiStep.
+
+
+def loop(flat: Any, n: int, gamma: float) -> Any:
+    """For each row: (sum of rewards, row of the last step)."""
+    for row in range(flat.frames):
+        total, last = flat.reward[row], row
+        for k in range(1, n):
+            if row + k >= flat.frames or flat.traj_ids[row + k] != flat.traj_ids[row]:
+                break
+            total, last = total + gamma**k * flat.reward[row + k], row + k
+        yield total, last
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("n", [1, 3, 50])
+@kinds
+def test_multi_step_joins_the_steps_of_an_episode_as_a_loop_does(kind: Any, n: int, device: Any) -> None:
+    options = {"frames_per_batch": 33, "backend": "dummy", "storing_device": device}
+    with kind(counting(3, length=4), postproc=lambda batch: (batch, MultiStep(n, 0.9)(batch)), **options) as collector:
+        for _ in range(2):
+            batch, joined = collector.next()
+            assert isinstance(joined.reward, torch.Tensor if device else np.ndarray)
+            flat = batch.flatten()
+            rewards, last = zip(*loop(flat, n, 0.9), strict=True)
+            last = np.array(last)
+            np.testing.assert_allclose(joined.reward, rewards, atol=1e-6)
+            assert np.array_equal(joined.obs, flat.obs)
+            assert np.array_equal(joined.action, flat.action)
+            assert np.array_equal(joined.next.obs, flat.next.obs[last])
+            assert np.array_equal(joined.terminated, flat.terminated[last])
+            assert np.array_equal(joined.truncated, flat.truncated[last])
+            assert np.array_equal(joined.extras["steps"], last - np.arange(len(last)) + 1)
+            np.testing.assert_allclose(joined.extras["discount"], 0.9 ** joined.extras["steps"], atol=1e-6)
+            assert np.array_equal(joined.extras["original_reward"], flat.reward)
+
+
+@pytest.mark.parametrize("case", ["no episode ends", "episodes end", "split"])
+def test_rows_of_a_tensordict_are_done_where_their_steps_end_an_episode_or_the_batch_ends(case: str) -> None:
+    fns = pendulums(2) if case == "no episode ends" else counting(2, length=4)
+    with SyncDataCollector(
+        fns, frames_per_batch=20, postproc=MultiStep(3, 0.9), split_trajs=case == "split"
+    ) as collector:
+        batch = collector.next()
+    last = np.diff(batch.env_ids, append=-1) != 0
+    found = batch.to_tensordict()
+    ends = batch.terminated | batch.truncated
+    assert ends.any() == (case != "no episode ends")
+    np.testing.assert_array_equal(batch.done, ends | last)
+    np.testing.assert_array_equal(found["next", "terminated"][:, 0], batch.terminated)
+    np.testing.assert_array_equal(found["next", "truncated"][:, 0], batch.truncated | (last & ~batch.terminated))
+    np.testing.assert_array_equal(found["next", "done"][:, 0], batch.done)
+    np.testing.assert_array_equal(found["steps_to_next_obs"], batch.extras["steps"])

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -31,12 +31,11 @@ from collector import (
     run_job,
 )
 from collector.device.tensors import has_float64
-from collector.device.torch_vector_env import TransformedOnDevice
 from collector.jobs.replay import replay_episodes
-from tests.support.backends import FULL
-from tests.support.collector_envs import cartpoles, countdowns
+from tests.support.backends import FULL, one_of
+from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, kinds, lean
 from tests.support.countdown import BreaksOnce, Countdown, DictObs, Drives
-from tests.support.devices import ON_SIM, SIM, needs_sim
+from tests.support.devices import ACCELERATOR, SIM, needs_accelerator, needs_sim
 from tests.support.job_envs import job
 from tests.support.simulators import Simulator
 from tests.support.transform_envs import VECTOR, Samples
@@ -50,23 +49,20 @@ def host(tree: Any) -> Any:
     return nest.map(lambda leaf: leaf.cpu().numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf), tree)
 
 
-def copied(tree: Any) -> Any:
-    return nest.map(np.copy, host(tree))
-
-
 def columns(batch: Any) -> dict[str, Any]:
     """Return all columns of a batch on the host."""
     after = {name: getattr(batch.next, name) for name in ("obs", "reward", "terminated", "truncated", "step_count")}
     return host({each.name: getattr(batch, each.name) for each in fields(batch)} | {"next": after})
 
 
-def assert_same(found: Any, expected: Any) -> None:
+def assert_same(found: Any, expected: Any, tolerance: float = 0.0) -> None:
+    """Compare all leaves. Numbers on a device without float64 are compared with a tolerance, and without dtypes."""
     pairs = list(zip(nest.items(found), nest.items(expected), strict=True))
     assert pairs
     for (path, left), (where, right) in pairs:
         assert path == where
-        assert left.dtype == right.dtype, path
-        np.testing.assert_array_equal(left, right, err_msg=str(path))
+        assert tolerance or left.dtype == right.dtype, path
+        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance, err_msg=str(path))
 
 
 class Net(torch.nn.Module):
@@ -85,64 +81,81 @@ class Net(torch.nn.Module):
         return {"action": self.family(hidden), "value": hidden.sum(1)}
 
 
+class Remembers(torch.nn.Module):
+    """Recurrent policy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net(categorical, 2 + 3 + 1, 3 + 3)
+
+    def initial_state(self, k: int) -> Any:
+        return {"h": torch.full((k, 3), 0.5, device=next(self.parameters()).device)}
+
+    def forward(self, obs: torch.Tensor, state: Any, env_id: torch.Tensor) -> Any:
+        hidden = self.net.body(torch.cat([obs.float() / 10, state["h"], env_id[:, None].float()], 1))
+        return {"action": categorical(hidden[:, :3]), "seen": state["h"], "state": {"h": hidden[:, 3:].tanh()}}
+
+
+class CountsInfos(torch.nn.Module):
+    def forward(self, obs: torch.Tensor, t: Any) -> torch.Tensor:
+        t = torch.zeros(len(obs), device=obs.device) if t is None else t
+        return (obs[:, :2] + t[:, None]).float()
+
+
 def categorical(hidden: torch.Tensor) -> Any:
     return D.Categorical(logits=hidden)
 
 
-def course(collector: Any) -> Any:
-    """Return the data of every way to collect, with resets in between."""
-    played: list[Any] = []
+def moves(hidden: torch.Tensor) -> Any:
+    wheel = torch.stack([hidden[:, 0].tanh(), hidden[:, 1].tanh()], 1)
+    return {"gear": D.Categorical(logits=hidden), "wheel": (wheel, torch.ones_like(wheel).to(torch.int8))}
+
+
+def course(collector: Any) -> tuple[list[Any], list[Any]]:
+    """Return the batches of each way to collect, with resets in between, and the episodes of one of the ways."""
+    episodes: list[Any] = []
     with collector:
         collector.set_seed(3)
         batches = [collector.next(), collector.rollout()]
         collector.reset([1])
-        batches += [collector.rollout(), collector.collect(n_episode=3, on_episode=played.append).batch]
+        batches += [collector.rollout(), collector.collect(n_episode=3, on_episode=episodes.append).batch]
         collector.reset(seed=8)
-        batches.append(
-            collector.collect(n_step=12, on_step=lambda step: {"shown": next(nest.leaves(step.next_obs))}).batch
-        )
-        return *map(columns, batches), tuple(host((each.obs, each.action, each.reward)) for each in played)
+        hook = collector.collect(n_step=12, on_step=lambda step: {"shown": next(nest.leaves(step.next_obs))})
+    return [*batches, hook.batch], episodes
 
 
-def sampling(kind: str, device: str, **options: Any) -> Any:
-    venv = ShmemVectorEnv(cartpoles(3), copy=False, num_workers=1)
-    options |= {"storing_device": device} if "storing_device" in options else {}
-    return course(KINDS[kind](venv, Net(categorical), policy_device=device, frames_per_batch=24, **options))
+def collected(
+    envs: Callable[[], Any], policy: Callable[[], Any], device: str, kind: str = "sync", stored: bool = False, **kw: Any
+) -> Any:
+    kw |= {"storing_device": device} if stored else {}
+    batches, episodes = course(KINDS[kind](envs(), policy(), policy_device=device, frames_per_batch=12, **kw))
+    return *map(columns, batches), tuple(host((each.obs, each.action, each.reward)) for each in episodes)
 
 
-def storing(kind: str, device: str) -> Any:
-    venv = DummyVectorEnv([lambda: DictObs(Countdown(3)), lambda: DictObs(Countdown(5))])
+def in_workers() -> Any:
+    return ShmemVectorEnv(cartpoles(3), copy=False, num_workers=1)
+
+
+def with_dicts() -> Any:
+    return DummyVectorEnv([lambda: DictObs(Countdown(3)), lambda: DictObs(Countdown(5))])
+
+
+def with_vectors() -> Any:
+    return DummyVectorEnv([partial(Samples, VECTOR, length) for length in (4, 5)])
+
+
+def forms(device: str) -> Any:
+    """Return a batch on the device in all its forms."""
     options = {"policy_device": device, "storing_device": device, "frames_per_batch": 12, "set_truncated": True}
-    with KINDS[kind](venv, Net(categorical, 4, 3), **options, postproc=MultiStep(3, 0.9)) as collector:
+    policy = Net(categorical, 4, 3)
+    with SyncDataCollector(with_dicts(), policy, **options, postproc=MultiStep(3, 0.9)) as collector:
         batch, plain = collector.next(), collector.rollout()
-        assert {leaf.device.type for leaf in nest.leaves((batch.obs, plain.obs))} == {device}
-        forms = batch, plain, plain.flatten(), plain.split_trajectories()
-        tensordict = plain.to_tensordict().cpu()
-        keys = sorted(tensordict.keys(True, True), key=str)
-        return *map(columns, forms), host({str(key): tensordict[key] for key in keys})
-
-
-class Remembers(torch.nn.Module):
-    """Recurrent policy."""
-
-    def __init__(self, known: bool) -> None:
-        super().__init__()
-        self.net = Net(categorical, 2 + 3 + 1, 3 + 3)
-        if known:
-            self.initial_state = self.first_state
-
-    def first_state(self, k: int) -> Any:
-        return {"h": torch.full((k, 3), 0.5, device=next(self.parameters()).device)}
-
-    def forward(self, obs: torch.Tensor, state: Any, env_id: torch.Tensor) -> Any:
-        before = torch.zeros(len(obs), 3, device=obs.device) if state is None else state["h"]
-        hidden = self.net.body(torch.cat([obs.float() / 10, before, env_id[:, None].float()], 1))
-        return {"action": D.Categorical(logits=hidden[:, :3]), "seen": before, "state": {"h": hidden[:, 3:].tanh()}}
-
-
-def recurrent(kind: str, known: bool, device: str) -> Any:
-    venv = DummyVectorEnv(countdowns(2, 3, 7))
-    return course(KINDS[kind](venv, Remembers(known), policy_device=device, frames_per_batch=15))
+    assert {leaf.device.type for leaf in nest.leaves((batch.obs, plain.obs))} == {device}
+    tensordict = plain.to_tensordict().cpu()
+    keys = sorted(tensordict.keys(True, True), key=str)
+    return *map(columns, (batch, plain, plain.flatten(), plain.split_trajectories())), host(
+        {str(key): tensordict[key] for key in keys}
+    )
 
 
 FAMILIES: dict[str, tuple[Any, Any]] = {
@@ -153,7 +166,6 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     ),
     "one-hot": (spaces.Box(0, 1, (3,)), lambda h: D.OneHotCategorical(logits=h)),
     "bernoulli": (spaces.Box(0, 1, (3,)), lambda h: D.Bernoulli(logits=h)),
-    "normal": (spaces.Box(-9, 9, (3,)), lambda h: D.Normal(h, h.exp())),
     "tanh": (
         spaces.Box(-9, 9, (3,)),
         lambda h: D.TransformedDistribution(
@@ -163,77 +175,60 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def keyed(family: str, device: str, is_stored: bool = False) -> Any:
-    action_space, make = FAMILIES[family]
-    venv = DummyVectorEnv([partial(Samples, VECTOR, length, action_space) for length in (3, 4, 6)])
-    options = {"episode_seeds": EpisodeSeeds(5, numbers=range(9)), "frames_per_batch": 15, "policy_device": device}
-    options |= {"storing_device": device} if is_stored else {}
-    with SyncDataCollector(venv, Net(make, 5, 3), **options) as collector:
-        batches = tuple(columns(batch) for batch in collector)
-        assert collector.everything_keyed, collector.not_keyed_because
-        return batches
+def keyed(device: str) -> Any:
+    """Return numbered episodes, with keyed samples of each family. Batches of some are stored on the device."""
+    found = {}
+    for i, (family, (action_space, make)) in enumerate(FAMILIES.items()):
+        venv = DummyVectorEnv([partial(Samples, VECTOR, length, action_space) for length in (3, 4, 6)])
+        options = {"episode_seeds": EpisodeSeeds(5, numbers=range(6)), "frames_per_batch": 15, "policy_device": device}
+        options |= {} if i % 2 else {"storing_device": device}
+        with SyncDataCollector(venv, Net(make, 5, 3), **options) as collector:
+            found[family] = tuple(columns(batch) for batch in collector)
+            assert collector.everything_keyed, collector.not_keyed_because
+    return found
 
 
-def moves(hidden: torch.Tensor) -> Any:
-    wheel = torch.stack([hidden[:, 0].tanh(), hidden[:, 1].tanh()], 1)
-    return {"gear": D.Categorical(logits=hidden), "wheel": (wheel, torch.ones_like(wheel).to(torch.int8))}
-
-
-def trees(device: str) -> Any:
-    venv = DummyVectorEnv([Drives] * 3)
-    return course(SyncDataCollector(venv, Net(moves, 3, 3), policy_device=device, frames_per_batch=15))
-
-
-def weights(device: str) -> Any:
+def weights(kind: str, device: str) -> Any:
+    """Return batches of weights that come from the device, from the host, from arrays, and from a state."""
     policy, other = Net(categorical), Net(categorical)
     with torch.no_grad():
         other.body[2].bias += 3
-    options = {"policy_device": device, "frames_per_batch": 30, "backend": "dummy"}
-    with SyncDataCollector(cartpoles(3), policy, **options) as collector:
+    options = {"policy_device": device, "frames_per_batch": 12, "backend": "dummy"}
+    with KINDS[kind](cartpoles(3), policy, **options) as collector:
         collector.set_seed(0)
         batches = [collector.rollout()]
-        collector.update_policy_weights_(other.to(device))  # from the device
+        collector.update_policy_weights_(other.to(device))
         batches.append(collector.rollout())
-        collector.update_policy_weights_(Net(categorical))  # from the host
+        with torch.no_grad():
+            policy.body[2].bias.fill_(-3.0)
+        collector.update_policy_weights_()  # the policy, of which the collector may have a copy on the device
         state = {name: value.clone() for name, value in collector.state_dict()["policy_state_dict"].items()}
         batches.append(collector.rollout())
         collector.update_policy_weights_({name: value.cpu().numpy() * 2 for name, value in state.items()})
         batches.append(collector.rollout())
         collector.load_state_dict({**collector.state_dict(), "policy_state_dict": state})
         batches.append(collector.rollout())
-        stats = collector.evaluate(3, seed=1, keep=True)
+        stats = collector.evaluate(2, seed=1, keep=True)
         return *map(columns, batches), columns(stats.batch), host(state)
 
 
 CHAINS = {
-    "statistics": (lambda: [CatFrames(2, -1), VecNorm(decay=0.9), TimeLimit(3)], 10),
-    "sums": (lambda: [RewardSum()], 6),
+    "statistics": lambda: [CatFrames(2, -1), VecNorm(decay=0.9), TimeLimit(3)],
+    "sums": lambda: [RewardSum()],
 }
-
-
-def normal(hidden: torch.Tensor) -> Any:
-    return D.Normal(hidden, 1.0)
-
-
-def transformed(chain: str, device: str) -> Any:
-    make, size = CHAINS[chain]
-    venv = DummyVectorEnv([partial(Samples, VECTOR, length, spaces.Box(-99, 99, (2,))) for length in (4, 5)])
-    on_device = TransformedOnDevice(venv, make(), device)  # without a device, in numpy
-    return course(SyncDataCollector(on_device, Net(normal, size), policy_device=device, frames_per_batch=20))
 
 
 def vector_env(chain: str, device: str) -> Any:
     inner = ShmemVectorEnv([partial(Samples, VECTOR, length) for length in (4, 5)], copy=False, num_workers=1)
-    with TorchVectorEnv(inner, device, reward_dtype=torch.float64, transforms=CHAINS[chain][0]()) as venv:
-        seen = [copied(venv.reset(seed=1)[0])]
+    with TorchVectorEnv(inner, device, reward_dtype=torch.float64, transforms=CHAINS[chain]()) as venv:
+        seen = [nest.map(np.copy, host(venv.reset(seed=1)[0]))]
         for i in range(12):
             action = torch.full((2, 2), float(i), device=device)
-            obs, rew, terminated, truncated, _ = venv.step(action)
-            seen.append(copied((obs, rew, terminated, truncated)))
-            done = terminated | truncated
-            if done.any():
-                seen.append(copied(venv.reset(done)[0]))
-        seen.append(copied(venv.step(action[:1], torch.tensor([1], device=device))[:4]))
+            result = venv.step(action)[:4]
+            seen.append(nest.map(np.copy, host(result)))
+            if (done := result[2] | result[3]).any():
+                seen.append(nest.map(np.copy, host(venv.reset(done)[0])))
+        seen.append(nest.map(np.copy, host(venv.step(action[:1], torch.tensor([1], device=device))[:4])))
         return tuple(seen)
 
 
@@ -245,19 +240,8 @@ def rolled_out(device: str) -> Any:
         return columns(first), columns(rollout(venv, 9, policy, auto_reset=False, obs=first.next.obs[:, -1]))
 
 
-def with_infos(device: str) -> Any:
-    class Counts(torch.nn.Module):
-        def forward(self, obs: torch.Tensor, t: Any) -> torch.Tensor:
-            t = torch.zeros(len(obs), device=obs.device) if t is None else t
-            return (obs[:, :2] + t[:, None]).float()
-
-    venv = DummyVectorEnv([partial(Samples, VECTOR, length) for length in (4, 5)])
-    options = {"policy_device": device, "frames_per_batch": 20, "info_keys": ["t"]}
-    return course(SyncDataCollector(venv, Counts(), **options))
-
-
 def with_failures(device: str) -> Any:
-    venv = ShmemVectorEnv([partial(BreaksOnce, 4, 1, 2)] * 2, on_error="restart", num_workers=1)
+    venv = DummyVectorEnv([partial(BreaksOnce, 4, 1, 2)] * 2, on_error="restart")
     with SyncDataCollector(venv, Net(categorical, 2, 3), frames_per_batch=24, device=device) as collector:
         with pytest.warns(RuntimeWarning, match="broke off"):
             first = columns(collector.next())
@@ -271,8 +255,8 @@ def read(step: Any) -> dict[str, Any]:
 
 
 def simulator(final: str, device: str, kind: str = "sync", **options: Any) -> Any:
-    simulated = Simulator(torch, final=final, device=device)
-    venv = from_gymnasium(simulated, tensors=True, has_final_obs=final != "lost")
+    """Return batches of a simulator, whose observations, rewards and flags are on the device."""
+    venv = from_gymnasium(Simulator(torch, final=final, device=device), tensors=True, has_final_obs=final != "lost")
     policy = Net(torch.tanh, 6 if "transforms" in options else 3, 2)
     options |= {"info_keys": ["speed"], "device": device}
     with KINDS[kind](venv, policy, frames_per_batch=40, **options) as collector:
@@ -282,84 +266,109 @@ def simulator(final: str, device: str, kind: str = "sync", **options: Any) -> An
 
 
 CASES: dict[str, Callable[[str], Any]] = {
-    **{f"samples, {kind}": partial(sampling, kind) for kind in KINDS},
-    "storing, random frames": partial(
-        sampling, "sync", storing_device=True, return_same_td=True, init_random_frames=60
+    "async": partial(collected, in_workers, partial(Net, categorical), kind="async"),
+    "stored, random frames": partial(
+        collected, in_workers, partial(Net, categorical), stored=True, return_same_td=True, init_random_frames=20
     ),
-    "storing, async, random frames": partial(sampling, "async", storing_device=True, init_random_frames=30),
-    "storing, seeded": partial(keyed, "categorical", is_stored=True),
-    "storing, failures": with_failures,
-    **{f"storing device, {kind}": partial(storing, kind) for kind in KINDS},
-    "recurrent, sync": partial(recurrent, "sync", True),
-    "recurrent, async, from zeros": partial(recurrent, "async", False),
-    **{f"keyed, {family}": partial(keyed, family) for family in FAMILIES},
-    "trees": trees,
-    "weights": weights,
-    **{f"transforms, {chain}": partial(transformed, chain) for chain in CHAINS},
-    **{f"TorchVectorEnv, {chain}": partial(vector_env, chain) for chain in CHAINS},
-    "rollout": rolled_out,
-    "infos": with_infos,
-    "simulator, transforms": lambda device: simulator("masked", device, transforms=[CatFrames(2, -1), VecNorm()]),
-    "simulator, async, random frames": partial(simulator, "next", kind="async", init_random_frames=60),
-    "simulator, random frames": partial(simulator, "masked", init_random_frames=60, return_same_td=True),
-    "simulator, split": partial(simulator, "masked", split_trajs=True),
-    **{f"simulator, {final}": partial(simulator, final) for final in ("masked", "old", "lost")},
+    "forms": forms,
+    "recurrent": partial(collected, lambda: DummyVectorEnv(countdowns(2, 3, 7)), Remembers),
+    "trees": partial(collected, lambda: DummyVectorEnv([Drives] * 3), partial(Net, moves, 3, 3)),
+    "infos": partial(collected, with_vectors, CountsInfos, info_keys=["t"]),
+    "keyed": keyed,
+    "weights": partial(weights, "sync"),
+    "vector env": partial(vector_env, "statistics"),
+    "simulator": partial(simulator, "masked", init_random_frames=60, return_same_td=True),
+    "simulator, lost": partial(simulator, "lost"),
 }
-QUICK = {"samples, async", "storing, random frames", "storing, seeded", "storing device, sync", "recurrent, sync"}
-QUICK |= {"keyed, tanh", "trees", "weights", "TorchVectorEnv, statistics", "infos"}
-QUICK |= {"simulator, masked", "simulator, lost"}
+MORE: dict[str, Callable[[str], Any]] = {
+    "stored, async": partial(
+        collected, with_dicts, partial(Net, categorical, 4, 3), kind="async", stored=True, init_random_frames=20
+    ),
+    "failures": with_failures,
+    "weights, async": partial(weights, "async"),
+    "vector env, sums": partial(vector_env, "sums"),
+    "rollout": rolled_out,
+    "simulator, transforms": lambda device: simulator(
+        "old", device, transforms=[CatFrames(2, -1), VecNorm()], split_trajs=True
+    ),
+    "simulator, async": partial(simulator, "next", kind="async", init_random_frames=60),
+}
 
 
-def quick(cases: Iterable[str], chosen: set[str]) -> list[Any]:
-    """Return parameters, of which the chosen cases are in the quick tier."""
-    return [case if case in chosen else pytest.param(case, marks=FULL) for case in cases]
+def in_full(*cases: str) -> list[Any]:
+    return [pytest.param(case, marks=FULL) for case in cases]
 
 
-@pytest.mark.parametrize("sim", [ON_SIM])
-@pytest.mark.parametrize("case", quick(CASES, QUICK))
-def test_the_data_is_that_of_the_cpu(case: str, sim: str) -> None:
+def on_both(case: str) -> tuple[Any, Any]:
+    """Return the data of a case on `sim` and on the CPU."""
     found = []
-    for device in ("cpu", sim):
+    for device in ("sim", "cpu"):
         torch.manual_seed(0)
-        found.append(CASES[case](device))
-    assert_same(found[1], found[0])
-
-
-class Uncounted(Simulator):
-    """Simulator whose own copies are not counted."""
-
-    def step(self, actions: Any) -> Any:
-        before = SIM.counts.copy()
-        result = super().step(actions)
-        SIM.counts.clear()
-        SIM.counts.update(before)
-        return result
+        found.append({**CASES, **MORE}[case](device))
+    return found[0], found[1]
 
 
 @needs_sim
-def test_a_round_of_a_simulator_copies_its_flags_to_the_host_and_the_places_of_ended_envs_to_the_device() -> None:
+@pytest.mark.parametrize("case", [*CASES, *in_full(*MORE)])
+def test_the_data_is_that_of_the_cpu(case: str) -> None:
+    assert_same(*on_both(case))
+
+
+@pytest.fixture
+def no_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let `sim` refuse float64, and have no streams, as MPS."""
+    assert SIM is not None
+    monkeypatch.setattr(SIM, "refused_dtypes", {torch.float64})
+    monkeypatch.delattr(SIM.Module, "current_stream")
+    has_float64.cache_clear()
+    yield
+    has_float64.cache_clear()
+
+
+@needs_sim
+@pytest.mark.usefixtures("no_float64")
+@pytest.mark.parametrize("case", ["keyed", "vector env, sums", *in_full("forms", "simulator")])
+def test_without_float64_the_device_computes_in_float32(case: str) -> None:
+    narrow, wide = on_both(case)
+    assert_same(narrow, wide, tolerance=1e-5)
+
+
+class Seeing(torch.nn.Module):
+    """`lean` on tensors, which returns what it has seen, its state, and the envs of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bound = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, obs: torch.Tensor, state: Any, env_id: Any) -> dict[str, Any]:
+        state = torch.zeros(len(obs), 1, device=obs.device) if state is None else state
+        action = (obs[:, 2] > self.bound).long()
+        return {"action": action, "seen": obs, "steps": state[:, 0], "id": env_id, "state": state + 1}
+
+
+@pytest.mark.parametrize("kind", one_of([SyncDataCollector, AsyncDataCollector]))
+@needs_accelerator
+def test_the_data_of_an_accelerator_is_that_of_a_policy_on_arrays(kind: Any) -> None:
+    """What the policy has seen is what is stored, also if the device reads memory that workers overwrite."""
     found = []
-    for rounds in (10, 20):
-        venv = from_gymnasium(Uncounted(torch, n=8, final="old", device="sim"), tensors=True)
-        with SyncDataCollector(venv, Net(torch.tanh, 3, 2), device="sim", frames_per_batch=8 * rounds) as collector:
-            collector.next(), collector.next()
-            SIM.counts.clear()
-            batch = collector.next()
-            found.append((SIM.counts.copy(), len(batch.final_time.cpu().unique()), batch.reward.nbytes))
-    (less, fewer_ends, fewer_bytes), (more, ends, size) = found
-    more.subtract(less)
-    # Rewards come once per batch.
-    assert (more["downloads"], more["download_bytes"]) == (10, 10 * 2 * 8 + size - fewer_bytes)
-    assert more["uploads"] == ends - fewer_ends
-    assert more["waits"] == more["downloads"] + more["uploads"]
+    for policy, options in ((lean, {}), (Seeing(), {}), (Seeing(), {"storing_device": ACCELERATOR})):
+        options |= {"frames_per_batch": 30} | ({} if policy is lean else {"policy_device": ACCELERATOR})
+        batches, _ = course(kind(in_workers(), policy, **options))
+        found.append([batch.flatten() for batch in batches])
+    for plain, batch, stored in zip(*found, strict=True):
+        for name, column in arrays(stored).items():
+            assert column.device.type == ACCELERATOR, name
+        for each in (batch, stored):
+            assert_equal(host(arrays(each)), arrays(plain))
+            for name, column in (("seen", plain.obs), ("steps", plain.step_count), ("id", plain.env_ids)):
+                np.testing.assert_array_equal(host(each.extras[name]), column)
 
 
 @needs_sim
 def test_a_reward_of_nan_on_the_device_is_found() -> None:
     venv = from_gymnasium(Simulator(torch, device="sim"), tensors=True)
-    with SyncDataCollector(
-        venv, Net(lambda hidden: hidden / 0 * 0, 3, 2), device="sim", frames_per_batch=8
-    ) as collector:
+    policy = Net(lambda hidden: hidden / 0 * 0, 3, 2)
+    with SyncDataCollector(venv, policy, device="sim", frames_per_batch=8) as collector:
         for _ in range(2):  # from the second batch on, actions are tensors
             with pytest.raises(
                 ValueError, match=r"reward of NaN in step 0 .* the action .*nan.* \(the policy returned NaN"
@@ -367,36 +376,22 @@ def test_a_reward_of_nan_on_the_device_is_found() -> None:
                 collector.next()
 
 
-NARROW = ["recurrent, sync", "transforms, sums", "TorchVectorEnv, sums", "simulator, masked", "storing, seeded"]
-NARROW += ["storing device, sync", "simulator, async, random frames", "keyed, normal", "keyed, tanh"]
-
-
-@pytest.fixture(params=["no streams", pytest.param("streams", marks=FULL)])
-def no_float64(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let `sim` refuse float64, as MPS does. MPS has no streams either."""
-    assert SIM is not None
-    monkeypatch.setattr(SIM, "refused_dtypes", {torch.float64})
-    if request.param == "no streams":
-        monkeypatch.delattr(SIM.Module, "current_stream")
-    has_float64.cache_clear()
-    yield
-    has_float64.cache_clear()
-
-
-@pytest.mark.usefixtures("no_float64")
 @needs_sim
-@pytest.mark.parametrize("case", quick(NARROW, {"keyed, tanh", "storing, seeded", "TorchVectorEnv, sums"}))
-def test_without_float64_the_device_computes_in_float32(case: str) -> None:
-    """Batches in numpy keep their dtypes."""
-    found = []
-    for device in ("cpu", "sim"):
-        torch.manual_seed(0)
-        found.append(CASES[case](device))
-    narrow = any(kind in case for kind in ("storing", "TorchVectorEnv", "simulator"))
-    for (path, left), (_, right) in zip(nest.items(found[1]), nest.items(found[0]), strict=True):
-        is_narrow = narrow and right.dtype == np.float64 and "episode_returns" not in path  # always in numpy
-        assert left.dtype == (np.float32 if is_narrow else right.dtype), path
-        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5, err_msg=str(path))
+@kinds
+def test_a_collector_continues_after_the_device_had_no_memory(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*form: Any) -> Any:
+        raise MemoryError("the device has no memory")
+
+    options = {"frames_per_batch": 12, "device": "sim", "init_random_frames": 12}
+    with kind(cartpoles(3), Net(categorical), **options) as collector:
+        assert collector.next().frames == 12
+        with monkeypatch.context() as patched:
+            patched.setattr(SIM, "_empty", refuse)
+            with pytest.raises(MemoryError):
+                collector.next()
+        batch = collector.next()
+        assert batch.frames == 12
+        assert batch.obs.device.type == "sim"
 
 
 @FULL
@@ -410,7 +405,7 @@ def test_a_job_and_its_replay(tmp_path: Path) -> None:
         assert data.head["device"].partition(":")[0] == device
         assert data.head["repeatable"]
         assert not any(replay_episodes(tmp_path / device, 4).values())
-        policy = MLPPolicy(*[getattr(data, name) for name in ("observation_space", "action_space")]).to(device)
+        policy = MLPPolicy(data.observation_space, data.action_space).to(device)
         [batch, *_] = data.as_torch("batches", batch_size=8)
         played.append(host({"obs": batch["obs"], "action": batch["action"]}))
         assert policy(batch["obs"].to(device)).logits.device.type == device

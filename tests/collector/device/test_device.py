@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,7 @@ from gymnasium import spaces
 
 torch = pytest.importorskip("torch")
 
-
-from collector import ExplorationType  # noqa: E402
-from collector.device.math_libraries import rows_are_exact  # noqa: E402
+from collector import ExplorationType, SyncDataCollector  # noqa: E402
 from collector.device.tensors import (  # noqa: E402
     Transfer,
     has_float64,
@@ -23,6 +23,8 @@ from collector.device.tensors import (  # noqa: E402
     to_device,
 )
 from collector.policy.policy_call import PolicyCall, signature_of  # noqa: E402
+from tests.support.backends import FULL  # noqa: E402
+from tests.support.collector_envs import arrays, assert_equal, cartpoles  # noqa: E402
 from tests.support.devices import (  # noqa: E402
     ACCELERATOR,
     FOUND,
@@ -32,21 +34,14 @@ from tests.support.devices import (  # noqa: E402
     needs_cuda,
     needs_sim,
 )
+from tests.support.faulty import Counter  # noqa: E402
+from vecenv import DummyVectorEnv, ShmemVectorEnv  # noqa: E402
 
 DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64, np.bool_]
 
 
 def rows(k: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
     return (np.random.default_rng(seed).random((k, 3, 2)) * 9 - 3).astype(dtype)
-
-
-def test_arrays_and_tensors_share_memory_on_the_cpu() -> None:
-    transfer, array = Transfer(torch.device("cpu"), 4), rows(4)
-    tensors = transfer.to_device({"a": array, "b": (array,)})
-    array[0, 0, 0] = 42
-    assert tensors["a"][0, 0, 0] == tensors["b"][0][0, 0, 0] == 42
-    tensor = torch.arange(4)
-    assert np.shares_memory(transfer.to_numpy({"action": tensor})["action"], tensor.numpy())
 
 
 def transfer(rows: int = 8) -> Transfer:
@@ -96,20 +91,17 @@ class TestStagedRounds:
             }
 
     @needs_sim
-    @pytest.mark.parametrize("error", [False, True])
-    def test_after_a_round_that_failed_its_input_is_waited_for(self, error: bool) -> None:
+    def test_after_a_round_that_failed_its_input_is_waited_for(self) -> None:
         ours, first = transfer(), rows(8)
         SIM.counts.clear()
-        if error:
-            with pytest.raises(TypeError, match="object"):
-                ours.to_device({"a": first, "b": np.array([None, 1])})
-        else:
-            tensor = ours.to_device(first)  # and then the policy raises
+        tensor = ours.to_device(first)  # and then the policy raises
         assert not SIM.counts["waits"]
-        ours.to_device(rows(8, seed=1))
+        with pytest.raises(TypeError, match="object"):
+            ours.to_device({"a": rows(8, seed=1), "b": np.array([None, 1])})
         assert SIM.counts["waits"] == 1
-        if not error:
-            np.testing.assert_array_equal(tensor.cpu().numpy(), first)
+        ours.to_device(rows(8, seed=2))
+        assert SIM.counts["waits"] == 2
+        np.testing.assert_array_equal(tensor.cpu().numpy(), first)
 
     @needs_sim
     def test_copies_on_two_streams_are_both_waited_for(self) -> None:
@@ -123,40 +115,29 @@ class TestStagedRounds:
         np.testing.assert_array_equal(other.cpu().numpy(), second)
 
 
-class TestWithoutFloat64:
-    """As on MPS, which has no streams either."""
-
-    @pytest.fixture(autouse=True)
-    def _refused(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        if SIM is not None:
-            monkeypatch.setattr(SIM, "refused_dtypes", {torch.float64})
-        has_float64.cache_clear()
-        yield
-        has_float64.cache_clear()
-
-    @needs_sim
-    @pytest.mark.parametrize("streams", [False, True])
-    def test_float64_arrives_as_float32(self, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        if not streams:
-            monkeypatch.delattr(SIM.Module, "current_stream")
-        ours, array = transfer(), rows(8, np.float64)
-        assert ours.is_staged == streams
-        back = ours.to_numpy({"x": ours.to_device({"a": array})["a"] + 1})["x"]
-        np.testing.assert_array_equal(back, array.astype(np.float32) + 1)
-        assert to_device((array,), ACCELERATOR)[0].dtype == torch.float32
+@needs_sim
+def test_float64_arrives_as_float32_on_a_device_without_it(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(SIM, "refused_dtypes", {torch.float64})
+    has_float64.cache_clear()
+    request.addfinalizer(has_float64.cache_clear)
+    ours, array = transfer(), rows(8, np.float64)
+    back = ours.to_numpy({"x": ours.to_device({"a": array})["a"] + 1})["x"]
+    np.testing.assert_array_equal(back, array.astype(np.float32) + 1)
+    assert to_device((array,), ACCELERATOR)[0].dtype == torch.float32
 
 
 @needs_cuda
-class TestCuda:
-    def test_buffers_are_in_pinned_memory_and_copies_follow_the_current_stream(self) -> None:
-        transfer = Transfer(resolve_device("cuda"), 8)
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for seed in range(200):
-                tensor = transfer.to_device(rows(8, seed=seed))
-                torch.cuda._sleep(20_000)
-                back = transfer.to_numpy({"x": tensor + 1})["x"]
-                assert torch.from_numpy(back).is_pinned()
-                assert (back == rows(8, seed=seed) + 1).all()
+def test_buffers_are_in_pinned_memory_and_copies_follow_the_current_stream() -> None:
+    ours = Transfer(resolve_device("cuda"), 8)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for seed in range(200):
+            tensor = ours.to_device(rows(8, seed=seed))
+            torch.cuda._sleep(20_000)
+            back = ours.to_numpy({"x": tensor + 1})["x"]
+            assert torch.from_numpy(back).is_pinned()
+            assert (back == rows(8, seed=seed) + 1).all()
 
 
 def test_a_module_that_lives_elsewhere_is_copied_and_the_original_left_alone() -> None:
@@ -200,15 +181,54 @@ def test_an_accelerator_gets_its_index_and_others_are_refused() -> None:
         resolve_device(f"{ACCELERATOR}:99")
 
 
-def test_the_test_of_exact_rows_ignores_the_default_device() -> None:
-    with torch.device("meta"):
-        assert rows_are_exact.__wrapped__(1, torch.device("cpu"))
+@needs_cuda
+@pytest.mark.guarantee("G9.14")
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_workers_start_and_restart_beside_a_parent_that_uses_cuda(context: str) -> None:
+    """The workers have no part in its CUDA context, and both continue."""
+    ours, fns = torch.ones(1000, 1000, device="cuda"), [partial(Counter, i) for i in range(2)]
+    with ShmemVectorEnv(fns, num_workers=2, context=context, on_error="restart") as venv:
+        venv.reset()
+        venv.step([0, 0])
+        os.kill(venv.get_env_attr("pid", id=0)[0], signal.SIGKILL)
+        assert venv.step([0, 0])[3].tolist() == [True, False]
+        venv.reset([0])
+        assert venv.step([0, 0])[0].shape == venv.reset()[0].shape
+        assert float((ours @ ours).sum()) == 1e9
+
+
+@FULL
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning", "ignore:TensorFloat32 tensor cores"
+)
+@pytest.mark.parametrize(
+    ("device", "faster"),
+    [
+        ("cpu", {"compile_policy": {"backend": "eager"}}),
+        pytest.param("cuda", {"compile_policy": True}, marks=needs_cuda),
+        pytest.param("cuda", {"cudagraph_policy": True}, marks=needs_cuda),
+    ],
+)
+def test_a_faster_policy_gives_the_same_data(device: str, faster: dict[str, Any]) -> None:
+    class Lean(torch.nn.Module):
+        def forward(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"action": (obs[:, 2] > 0).long(), "seen": obs}
+
+    found = []
+    for options in ({}, faster):
+        options |= {"frames_per_batch": 60, "policy_device": device}
+        with SyncDataCollector(DummyVectorEnv(cartpoles(3)), Lean(), **options) as collector:
+            collector.set_seed(3)
+            found.append([collector.rollout(), collector.rollout(), collector.collect(n_episode=5).batch])
+    for batch, want in zip(*found, strict=True):
+        assert_equal(arrays(batch), arrays(want))
+        np.testing.assert_array_equal(batch.extras["seen"], batch.obs)
 
 
 # CUDA graphs, of which a machine without CUDA can only show the calls.
 
 
-@pytest.mark.parametrize("form", ["distribution", "state", "tensordict"])
+@pytest.mark.parametrize("form", ["distribution", "tensordict"])
 def test_graphs_are_those_of_tensordict_in_rounds_of_all_rows(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each exploration type has a graph, which returns only tensors. Rounds with fewer rows use no graph."""
     made: list[Any] = []
@@ -228,21 +248,19 @@ def test_graphs_are_those_of_tensordict_in_rounds_of_all_rows(form: str, monkeyp
     monkeypatch.setattr(nn, "CudaGraphModule", Graph)
     policies: dict[str, Any] = {
         "distribution": lambda obs: torch.distributions.Categorical(logits=torch.stack([obs[:, 2], -obs[:, 2]], 1)),
-        "state": lambda obs, state: ((obs[:, 2] < 0).long(), torch.zeros(len(obs)) if state is None else state),
         "tensordict": nn.TensorDictModule(lambda x: (x[:, 2] < 0).long(), ["observation"], ["action"]),
     }
-    signature = signature_of(policies[form], spaces.Box(-9, 9, (4,)))
-    call = PolicyCall(policies[form], signature, 4, ExplorationType.MODE, cudagraph={"warmup": 1})
+    policy = policies[form]
+    signature = signature_of(policy, spaces.Box(-9, 9, (4,)))
+    call = PolicyCall(policy, signature, 4, ExplorationType.MODE, cudagraph={"warmup": 1})
     obs = torch.randn(4, 4)
     for k, wanted in ((4, "mode"), (3, "mode"), (4, "mode"), (4, "random"), (4, "mode")):
         call.exploration = ExplorationType(wanted)
-        ids = call.rows_of(np.arange(k))
-        inputs = (obs[:k], tuple(map(torch.from_numpy, ids)), {}) if call.wants_rows else obs[:k]
-        action = call(inputs)["action"]
+        action = call(obs[:k])["action"]
         assert action.shape == (k,)
         assert wanted == "random" or torch.equal(action, (obs[:k, 2] < 0).long())
     assert [graph.sizes for graph in made] == [[4, 4, 4], [4]]
     assert [graph.options for graph in made] == [{"warmup": 1}] * 2
     monkeypatch.setitem(sys.modules, "tensordict.nn", None)
     with pytest.raises(ImportError, match="cudagraph_policy needs tensordict: pip install"):
-        PolicyCall(policies[form], signature, 4, ExplorationType.MODE, cudagraph={})
+        PolicyCall(policy, signature, 4, ExplorationType.MODE, cudagraph={})

@@ -1,9 +1,7 @@
-"""The simulated accelerator `sim` is as late as a GPU may be, and hides its memory from the host."""
+"""The simulated accelerator `sim`: it is as late as a GPU may be, hides its memory, and counts copies and waits."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,11 +12,11 @@ from gymnasium import spaces
 
 from collector import AsyncDataCollector, EpisodeSeeds, SyncDataCollector, TorchVectorEnv
 from tests.support.backends import FULL
-from tests.support.collector_envs import cartpoles, countdowns
 from tests.support.devices import SIM, needs_sim
+from tests.support.simulators import Simulator
 from tests.support.transform_envs import Samples
-from vecenv import DummyVectorEnv
-from vecenv.transforms import CatFrames
+from vecenv import DummyVectorEnv, from_gymnasium
+from vecenv.transforms import CatFrames, GrayScale, Resize, RewardSum, StepCounter, ToTensorImage, VecNorm
 
 
 def pinned(value: float) -> torch.Tensor:
@@ -42,116 +40,54 @@ def test_a_result_is_on_the_host_after_its_event_and_not_before() -> None:
     target.copy_(tensor, non_blocking=True)
     event = torch.sim.Event()
     event.record()
-    assert not event.query()
     assert target.isnan().all()
     event.synchronize()
-    assert event.query()
     assert target.tolist() == [2.0] * 3
 
 
 @needs_sim
-def test_streams_do_not_wait_for_each_other_without_an_event() -> None:
-    for waits in (False, True):
-        other = torch.sim.Stream()
-        with torch.sim.stream(other):
-            tensor = torch.ones(3, device="sim") * 2
-        if waits:
-            torch.sim.current_stream().wait_stream(other)
-        assert (tensor + 1).tolist() == ([3.0] * 3 if waits else pytest.approx([math.nan] * 3, nan_ok=True))
-
-
-@needs_sim
-def test_work_of_inference_mode_may_run_after_the_mode() -> None:
-    with torch.inference_mode():
-        tensor = torch.ones(3, device="sim") + 1
-    torch.sim.synchronize()
-    assert tensor.tolist() == [2.0] * 3
+def test_streams_do_not_wait_for_each_other() -> None:
+    with torch.sim.stream(torch.sim.Stream()):
+        tensor = torch.ones(3, device="sim") * 2
+    assert (tensor + 1).isnan().all()
 
 
 @needs_sim
 def test_the_host_reads_tensors_only_through_copies() -> None:
     tensor = torch.ones(3, device="sim")
-    for read in (
-        lambda: tensor.numpy(),
-        lambda: np.asarray(tensor),
-        lambda: np.array([tensor]),
-        lambda: memoryview(tensor),
-    ):
+    for read in (tensor.numpy, partial(np.asarray, tensor), partial(np.array, [tensor])):
         with pytest.raises(TypeError):
             read()
-    with pytest.raises(RuntimeError, match="sim and on cpu"):
-        tensor + torch.ones(3)
-    with pytest.raises(RuntimeError, match="sim and on cpu"):
-        torch.cat([torch.ones(3), tensor])
+    for mix in (partial(torch.add, tensor, torch.ones(3)), partial(torch.cat, [torch.ones(3), tensor])):
+        with pytest.raises(RuntimeError, match="sim and on cpu"):
+            mix()
     assert tensor.tolist() == [1.0] * 3
     assert tensor[0].item() == 1.0
 
 
-@needs_sim
-def test_steps_may_follow_each_other_without_a_result_on_the_host() -> None:
-    actions = np.ones(3, np.int64)
-    with DummyVectorEnv(countdowns(9, 9, 9)) as plain, DummyVectorEnv(countdowns(9, 9, 9)) as inner:
-        venv = TorchVectorEnv(inner, "sim")
-        found, expected = [venv.reset()[0]], [plain.reset()[0]]
-        for _ in range(3):
-            found.append(venv.step(actions)[0]), expected.append(plain.step(actions)[0])
-        for tensor, array in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(tensor.cpu().numpy(), array)
+# Copies and waits of the product.
 
 
-PICTURE = spaces.Box(0, 255, (40, 40, 3), np.uint8)
-COLUMNS = 13
-"""Columns of a batch without observations, which are copied after the last round."""
-
-
-def counts_of_a_batch(
-    kind: Any = SyncDataCollector,
-    collect: Callable[[Any], Any] = lambda collector: collector.rollout(),
-    lengths: Any = (50, 61, 1000),
-    **options: Any,
-) -> tuple[Any, Any, int]:
-    """Return the counts of a stored batch, the batch, and the bytes of its observations and actions."""
-    envs = [partial(Samples, PICTURE, length, spaces.Discrete(2)) for length in lengths]
-    with kind(DummyVectorEnv(envs), Brightness(), frames_per_batch=120, device="sim", **options) as collector:
-        collector.rollout()
-        SIM.counts.clear()
-        batch = collect(collector)
-    return SIM.counts, batch, batch.obs.nbytes + batch.action.nbytes
+def counts_of_a_step(transforms: Any) -> Any:
+    with TorchVectorEnv(DummyVectorEnv(pictures(50, 61)), "sim", transforms=transforms) as venv:
+        venv.reset()
+        actions = [torch.full((2,), i, device="sim") for i in (0, 1, 0, 1)]
+        for action in actions:
+            SIM.counts.clear()
+            venv.step(action)
+    return SIM.counts
 
 
 @needs_sim
-def test_an_observation_is_copied_to_the_device_once_if_batches_are_stored_there() -> None:
-    counts, batch, size = counts_of_a_batch()
-    rounds = batch.shape[1]
-    assert (counts["downloads"], counts["waits"]) == (rounds, rounds + COLUMNS)
-    assert counts["upload_bytes"] + counts["download_bytes"] <= 1.05 * size
+def test_a_step_of_a_vector_env_is_one_copy_a_leaf_and_one_wait() -> None:
+    counts = counts_of_a_step(None)
+    assert (counts["downloads"], counts["waits"], counts["uploads"]) == (1, 1, 4)
 
 
-def hooked(collector: Any) -> Any:
-    return collector.collect(
-        240, on_step=lambda step: {"light": step.next_obs[:, 0, 0, 0] - step.obs[:, 0, 0, 0]}
-    ).batch
-
-
-WAYS: dict[str, dict[str, Any]] = {
-    "asynchronous": {"kind": AsyncDataCollector},
-    "asynchronous, a hook": {"kind": AsyncDataCollector, "collect": hooked},
-    "episode seeds": {"episode_seeds": EpisodeSeeds(0), "lengths": (50, 61, 70)},
-    "whole episodes": {"collect": lambda collector: collector.collect(n_episode=6).batch, "lengths": (50, 61, 70)},
-    "a hook": {"collect": hooked},
-    "a transform": {"transforms": CatFrames(2, -1)},
-}
-
-
-@FULL
 @needs_sim
-@pytest.mark.parametrize("way", WAYS)
-def test_each_way_to_collect_copies_a_stored_observation_once(way: str) -> None:
-    counts, _, size = counts_of_a_batch(**WAYS[way])
-    if way == "a transform":  # doubles the size, on the device
-        assert counts["upload_bytes"] <= 1.2 * size / 2
-    else:
-        assert counts["upload_bytes"] + counts["download_bytes"] <= 1.05 * size
+def test_transforms_leave_observations_on_the_device() -> None:
+    transforms = [ToTensorImage(), GrayScale(), Resize(20), CatFrames(2, -3), VecNorm(), RewardSum(), StepCounter()]
+    assert counts_of_a_step(transforms)["download_bytes"] < 100
 
 
 class Brightness(torch.nn.Module):
@@ -163,35 +99,67 @@ class Brightness(torch.nn.Module):
         return action
 
 
-@needs_sim
-def test_a_policy_may_write_into_observations_that_the_batch_keeps() -> None:
-    envs, found = [partial(Samples, PICTURE, length, spaces.Discrete(2)) for length in (4, 5)], []
-    for options in ({"policy_device": "sim"}, {"device": "sim"}, {"device": "sim", "init_random_frames": 20}):
-        with SyncDataCollector(envs, Brightness(), frames_per_batch=20, **options) as collector:
-            collector.set_seed(0)
-            batches = [collector.next(), collector.next()][options.keys() >= {"init_random_frames"} :]
-            found.append([each.obs.cpu() if options.get("device") else torch.as_tensor(each.obs) for each in batches])
-    assert all(map(torch.equal, *found[:2]))
-    assert all(each.any() for batches in found for each in batches)
+def pictures(*lengths: int) -> list[Any]:
+    picture = spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    return [partial(Samples, picture, length, spaces.Discrete(2)) for length in lengths]
 
 
-class Pushes(torch.nn.Module):
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return (obs[:, 2] > 0).long()
+def hooked(collector: Any) -> Any:
+    return collector.collect(
+        240, on_step=lambda step: {"light": step.next_obs[:, 0, 0, 0] - step.obs[:, 0, 0, 0]}
+    ).batch
 
 
 @needs_sim
-@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
-def test_a_collector_continues_after_the_device_had_no_memory(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*form: Any) -> Any:
-        raise MemoryError("the device has no memory")
+@pytest.mark.parametrize(
+    ("kind", "collect", "options"),
+    [
+        (SyncDataCollector, SyncDataCollector.rollout, {}),
+        pytest.param(AsyncDataCollector, hooked, {}, marks=FULL),
+        pytest.param(SyncDataCollector, SyncDataCollector.rollout, {"episode_seeds": EpisodeSeeds(0)}, marks=FULL),
+        pytest.param(SyncDataCollector, SyncDataCollector.rollout, {"transforms": CatFrames(2, -1)}, marks=FULL),
+    ],
+    ids=["sync", "async, a hook", "episode seeds", "a transform"],
+)
+def test_a_stored_observation_is_copied_to_the_device_once(kind: Any, collect: Any, options: dict[str, Any]) -> None:
+    venv = DummyVectorEnv(pictures(50, 61, 70))
+    with kind(venv, Brightness(), frames_per_batch=120, device="sim", **options) as collector:
+        collector.rollout()
+        SIM.counts.clear()
+        batch = collect(collector)
+    size, counts = batch.obs.nbytes + batch.action.nbytes, SIM.counts.copy()
+    assert all(row.any() for row in batch.obs.cpu().flatten(0, 1)), "the policy wrote into the batch"
+    if "transforms" in options:  # the transform doubles the size, on the device
+        assert counts["upload_bytes"] <= 1.3 * size / 2
+    else:
+        assert counts["upload_bytes"] + counts["download_bytes"] <= 1.05 * size
 
-    with kind(cartpoles(3), Pushes(), frames_per_batch=12, device="sim", init_random_frames=12) as collector:
-        assert collector.next().frames == 12
-        with monkeypatch.context() as patched:
-            patched.setattr(SIM, "_empty", refuse)
-            with pytest.raises(MemoryError):
-                collector.next()
-        batch = collector.next()
-        assert batch.frames == 12
-        assert batch.obs.device.type == "sim"
+
+class Uncounted(Simulator):
+    """Simulator whose own copies are not counted."""
+
+    def step(self, actions: Any) -> Any:
+        before = SIM.counts.copy()
+        result = super().step(actions)
+        SIM.counts.clear()
+        SIM.counts.update(before)
+        return result
+
+
+@needs_sim
+def test_a_round_of_a_simulator_copies_its_flags_to_the_host_and_the_places_of_ended_envs_to_the_device() -> None:
+    found = []
+    for rounds in (10, 20):
+        venv = from_gymnasium(Uncounted(torch, n=8, final="old", device="sim"), tensors=True)
+        policy = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
+        with SyncDataCollector(venv, policy, device="sim", frames_per_batch=8 * rounds) as collector:
+            collector.next(), collector.next()
+            SIM.counts.clear()
+            batch = collector.next()
+            found.append((SIM.counts.copy(), len(batch.final_time.cpu().unique()), batch.reward.nbytes))
+    (less, fewer_ends, fewer_bytes), (more, ends, size) = found
+    more.subtract(less)
+    # Rewards come once per batch.
+    assert (more["downloads"], more["download_bytes"]) == (10, 10 * 2 * 8 + size - fewer_bytes)
+    assert more["uploads"] == ends - fewer_ends
+    assert more["waits"] == more["downloads"] + more["uploads"]

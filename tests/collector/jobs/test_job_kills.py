@@ -1,6 +1,6 @@
 """SIGKILL at any moment: jobs lose no committed episode, and store none twice.
 
-`python -m tests.fuzz.kills` kills 200 times.
+The quick tier has one program of `tests/fuzz/jobs.py`, and `python -m tests.fuzz.kills` kills 200 times.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import kills
+from tests.support.backends import FULL
 
 pytestmark = pytest.mark.usefixtures("forkserver_ends")
 
@@ -17,10 +18,7 @@ pytestmark = pytest.mark.usefixtures("forkserver_ends")
 @pytest.mark.guarantee("G11.4")
 @pytest.mark.parametrize(
     ("backend", "count", "seed"),
-    [
-        ("dummy", 3, 1),
-        pytest.param("shmem", 10, 3, marks=pytest.mark.slow),
-    ],
+    [pytest.param("dummy", 3, 1, marks=FULL), pytest.param("shmem", 10, 3, marks=pytest.mark.slow)],
 )
 @pytest.mark.timeout(600)
 def test_a_killed_job_goes_on_and_ends_as_if_nothing_had_happened(

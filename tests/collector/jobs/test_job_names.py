@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import pickle
 import shutil
@@ -14,11 +15,12 @@ from typing import Any
 import gymnasium
 import pytest
 
-from collector import Dataset, DatasetError, JobError, export, load_job, resume_job, run_job
+from collector import Dataset, JobError, export, load_job, resume_job, run_job
 from tests.support.backends import FULL
 from tests.support.command_line import command, script
+from tests.support.commands import COMMAND
 from tests.support.hostile import Canary
-from tests.support.job_envs import job
+from tests.support.job_envs import assert_same, job
 from vecenv import transforms
 
 pytest.importorskip("imageio_ffmpeg")
@@ -150,26 +152,28 @@ def test_a_name_that_is_not_in_the_list_is_refused(names: Any, folder: Path, can
         assert {*folder.rglob("*")} == files, name
 
 
-@pytest.mark.parametrize("changes", [DATA[0], *(pytest.param(each, marks=FULL) for each in DATA[1:])])
-def test_data_is_called_by_nobody(changes: Any, folder: Path, canary: Path) -> None:
-    change(folder, changes, canary)
-    for use in (lambda: resume_job(folder), lambda: command("verify", folder, "--replay", "1").code == 0):
-        try:
-            assert not use()
-        except (JobError, TypeError, AttributeError):
-            continue
+@pytest.mark.parametrize("hostile", [DATA[:1], pytest.param(DATA[1:], marks=FULL)], ids=["", "more"])
+def test_data_is_called_by_nobody(hostile: Any, folder: Path, canary: Path) -> None:
+    head = (folder / "dataset.json").read_bytes()
+    for changes in hostile:
+        (folder / "dataset.json").write_bytes(head)
+        change(folder, changes, canary)
+        for use in (lambda: resume_job(folder), lambda: command("verify", folder, "--replay", "1").code == 0):
+            try:
+                assert not use(), changes
+            except (JobError, TypeError, AttributeError):
+                continue
+        assert not canary.exists(), changes
 
 
-@pytest.mark.parametrize(("words", "is_found"), [("info {}", 0), ("resume {}", 0), ("resume {} --allow-import a", 1)])
-def test_a_module_beside_the_data_is_found_on_demand(
-    words: str, is_found: int, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_beside_the_data_is_found_on_demand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change(folder, named("env", "a:make"))
-    monkeypatch.setattr(sys, "argv", ["vecenv-collect", *words.format(folder).split()])
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(folder)
-    script()
-    assert sys.path.count(str(folder)) == is_found
+    for words, is_found in (("info {}", 0), ("resume {}", 0), ("resume {} --allow-import a", 1)):
+        monkeypatch.setattr(sys, "argv", ["vecenv-collect", *words.format(folder).split()])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        script()
+        assert sys.path.count(str(folder)) == is_found, words
 
 
 @FULL
@@ -246,17 +250,15 @@ BOTH = ["own_package", "own_package.inner"]
 
 
 @pytest.mark.usefixtures("own")
-@pytest.mark.parametrize(
-    ("changes", "allowed"),
-    [
-        *((named("env", f"own_package:{name}"), BOTH[:1]) for name in ("make_env", "InOwn-v0", "CartPole-v1")),
-        *((named("wrapper", f"own_package:{name}"), BOTH[:1]) for name in ("Own", "Again")),
-        (named("wrapper", "own_package:Shifted"), BOTH),  # a name at two places needs both modules
-    ],
-)
-def test_what_a_trusted_module_defines_runs(changes: Any, allowed: list[str], folder: Path) -> None:
-    change(folder, changes)
-    assert resume_job(folder, allow_import=allowed).status == "complete"
+def test_what_a_trusted_module_defines_runs(good: Path, tmp_path: Path) -> None:
+    for kind, name, allowed in (
+        *(("env", name, BOTH[:1]) for name in ("make_env", "InOwn-v0", "CartPole-v1")),
+        *(("wrapper", name, BOTH[:1]) for name in ("Own", "Again")),
+        ("wrapper", "Shifted", BOTH),  # a name at two places needs both modules
+    ):
+        folder = shutil.copytree(good, tmp_path / name)
+        change(folder, named(kind, f"own_package:{name}"))
+        assert resume_job(folder, allow_import=allowed).status == "complete", name
 
 
 NEVER = "which --allow-import cannot allow"
@@ -287,16 +289,13 @@ def test_what_a_trusted_module_has_from_elsewhere_does_not_run(folder: Path) -> 
 
 
 @pytest.mark.usefixtures("own")
-@pytest.mark.parametrize("own_env", ["GymV21Environment", "GymV26Environment"])
-def test_no_prefix_allows_an_env_that_its_kwargs_name(own_env: str, folder: Path, canary: Path) -> None:
-    head = (folder / "dataset.json").read_bytes()
-    for version in ("", "-v0", "-v1", "-v00", "-v\u0660"):
-        for prefix in ("", "own_package:", "own_package.inner:", "gymnasium:", "ale_py:", ":"):
-            (folder / "dataset.json").write_bytes(head)
-            change(folder, named("env", f"{prefix}{own_env}{version}", env_id=OTHER))
-            error = DatasetError if prefix == ":" else JobError
-            with pytest.raises(error, match="env must be a name or module:name" if prefix == ":" else NEVER):
-                resume_job(folder, allow_import=[*BOTH, "gymnasium", "ale_py"])
+def test_no_prefix_allows_an_env_that_its_kwargs_name(folder: Path, canary: Path) -> None:
+    envs, versions = ("GymV21Environment", "GymV26Environment"), ("", "-v0", "-v00", "-v\u0660")
+    prefixes = ("", "own_package:", "own_package.inner:", "gymnasium:", "ale_py:")
+    for name in map("".join, itertools.product(prefixes, envs, versions)):
+        change(folder, named("env", name, env_id=OTHER))
+        with pytest.raises(JobError, match=NEVER):
+            resume_job(folder, allow_import=[*BOTH, "gymnasium", "ale_py"])
 
 
 @pytest.mark.usefixtures("own")
@@ -312,6 +311,18 @@ def test_the_job_of_a_program_or_file_names_what_it_likes(tmp_path: Path) -> Non
     assert resume_job(tmp_path / "a", own_job).status == "complete"
 
 
+def test_a_folder_may_not_name_a_command(tmp_path: Path) -> None:
+    """Envs that a command hosts play the episodes of other envs."""
+    settings = {"episodes": 6, "num_envs": 2, "backend": "subproc", "max_episode_steps": 20}
+    by_command = job(**settings, worker_command=COMMAND)
+    run_job(by_command, tmp_path / "a")
+    with pytest.raises(JobError, match=r"stored in .* names the worker_command .*which runs a program"):
+        resume_job(tmp_path / "a")
+    assert resume_job(tmp_path / "a", by_command).episodes == 6
+    run_job(job(**{**settings, "backend": "dummy"}), tmp_path / "b")
+    assert_same(tmp_path / "a", tmp_path / "b")
+
+
 # The list.
 
 
@@ -322,12 +333,12 @@ def test_listed_names_need_no_flag(tmp_path: Path) -> None:
     assert command("verify", tmp_path, "--replay", 2).code == 0
 
 
-@pytest.mark.parametrize("name", ["ALE/Pong-v5", "ale_py:ALE/Pong-v5"])
-def test_an_env_of_ale_is_known_by_both_names(name: str, folder: Path) -> None:
+def test_an_env_of_ale_is_known_by_both_names(folder: Path) -> None:
     pytest.importorskip("ale_py")
-    change(folder, named("env", name))
-    with pytest.raises(JobError, match="has changed: observation_space was"):
-        resume_job(folder)
+    for name in ("ALE/Pong-v5", "ale_py:ALE/Pong-v5"):
+        change(folder, named("env", name))
+        with pytest.raises(JobError, match="has changed: observation_space was"):
+            resume_job(folder)
 
 
 def is_listed(folder: Path, kind: str, name: str) -> bool:

@@ -10,87 +10,35 @@ import torch
 from gymnasium import spaces
 
 from collector import AsyncDataCollector, EpisodeSeeds, SyncDataCollector, rollout
-from tests.support.backends import FULL
 from tests.support.collector_envs import batch_of, kinds
 from tests.support.countdown import MOVE, Drives
 from tests.support.texts import Acts, Echo, said
-from vecenv import DummyVectorEnv, ShmemVectorEnv, nest
+from vecenv import DummyVectorEnv, nest
+
+COLLECTORS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sync": (SyncDataCollector, {}),
+    "async": (AsyncDataCollector, {}),
+    "seeded": (SyncDataCollector, {"episode_seeds": EpisodeSeeds(1)}),
+}
+collectors = pytest.mark.parametrize("name", COLLECTORS)
 
 # Trees.
 
 
-def policy(obs: np.ndarray) -> Any:
+def drive(obs: np.ndarray) -> Any:
     k = len(obs)
     wheel = (np.tile([0.25, -0.5], (k, 1)), np.ones((k, 2), np.int8))
     return {"action": {"gear": np.arange(k) % 3, "wheel": wheel}, "value": obs[:, 0]}
 
 
-def check(batch: Any) -> None:
-    """Check that each stored action has had its effect."""
-    action, after = batch.action, batch.next.obs
-    np.testing.assert_array_equal(action["gear"], after[..., 0])
-    np.testing.assert_array_equal(action["wheel"][0], after[..., 1:])
-    np.testing.assert_array_equal(batch.reward, action["gear"])
-    assert [leaf.shape for leaf in nest.leaves(action)] == [batch.shape, (*batch.shape, 2), (*batch.shape, 2)]
+class Act(torch.nn.Module):
+    """Policy with a distribution and tensors in a tree."""
 
-
-@pytest.mark.parametrize(("kind", "venv"), [(SyncDataCollector, DummyVectorEnv), (AsyncDataCollector, ShmemVectorEnv)])
-def test_a_tree_of_batched_arrays_reaches_the_envs_and_every_form_of_a_batch(kind: Any, venv: Any) -> None:
-    with kind(venv([Drives] * 4), policy, frames_per_batch=48) as collector:
-        batch = collector.next()
-        check(batch)
-        assert batch.action["wheel"][0].dtype == np.float32, "cast to the dtype of the space"
-        np.testing.assert_array_equal(batch.extras["value"], batch.obs[..., 0])
-        check(collector.collect(n_episode=6).batch)
-        check(batch.flatten())
-        assert batch.split_trajectories().action["gear"].shape[1] == 5
-        wheel = torch.as_tensor(batch.action["wheel"][0])
-        assert torch.equal(batch.to("cpu").action["wheel"][0], wheel)
-
-
-@FULL
-def test_a_tensordict_has_the_tree_under_nested_keys() -> None:
-    batch = batch_of([Drives] * 4, policy, 48)
-    assert torch.equal(batch.to_tensordict()["action", "wheel", "0"], torch.as_tensor(batch.action["wheel"][0]))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"episode_seeds": EpisodeSeeds(1)},
-        pytest.param({"compile_policy": {"backend": "eager"}}, marks=pytest.mark.slow),
-    ],
-)
-def test_a_tree_may_have_tensors_and_distributions(options: Any) -> None:
-    class Act(torch.nn.Module):
-        def forward(self, obs: torch.Tensor) -> Any:
-            k = len(obs)
-            gear = torch.distributions.Categorical(logits=torch.tensor([[0.0, 0.0, 50.0]]).expand(k, 3))
-            return {"action": {"gear": gear, "wheel": (torch.full((k, 2), 0.5), torch.ones(k, 2, dtype=torch.int8))}}
-
-    with SyncDataCollector(DummyVectorEnv([Drives] * 4), Act(), frames_per_batch=48, **options) as collector:
-        batch = collector.next()
-        assert not collector.everything_keyed
-    check(batch)
-    assert (batch.action["gear"] == 2).all()
-
-
-@kinds
-def test_random_trees(kind: Any) -> None:
-    found = []
-    for given, options in ((policy, {"init_random_frames": 40}), (None, {})):
-        with kind(DummyVectorEnv([Drives] * 4), given, frames_per_batch=40, **options) as collector:
-            collector.set_seed(3)
-            found.append(collector.next())
-            check(found[-1])
-            check(later := collector.next())
-            assert given is None or (found[-1].random.all() and not later.random.any())
-    for one, other in zip(nest.leaves(found[0].action), nest.leaves(found[1].action), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert set(np.unique(found[0].action["gear"])) == {0, 1, 2}
-    with DummyVectorEnv([Drives] * 3) as venv:
-        check(rollout(venv, 12, break_when_any_done=False))
+    def forward(self, obs: torch.Tensor) -> Any:
+        k = len(obs)
+        gear = torch.distributions.Categorical(logits=torch.tensor([[0.0, 0.0, 50.0]]).expand(k, 3))
+        wheel = (torch.full((k, 2), 0.5), torch.ones(k, 2, dtype=torch.int8))
+        return {"action": {"gear": gear, "wheel": wheel}, "value": obs[:, 0]}
 
 
 class Pairs(Drives):
@@ -103,17 +51,65 @@ class Pairs(Drives):
         return self.move(*action)
 
 
+def check(batch: Any) -> None:
+    """Check that each stored action has had its effect."""
+    action, after = batch.action, batch.next.obs
+    np.testing.assert_array_equal(action["gear"], after[..., 0])
+    np.testing.assert_array_equal(action["wheel"][0], after[..., 1:])
+    np.testing.assert_array_equal(batch.reward, action["gear"])
+    assert [leaf.shape for leaf in nest.leaves(action)] == [batch.shape, (*batch.shape, 2), (*batch.shape, 2)]
+    assert action["wheel"][0].dtype == np.float32, "cast to the dtype of the space"
+
+
+@collectors
+@pytest.mark.parametrize("policy", [drive, Act()], ids=["arrays", "tensors and distributions"])
+def test_a_tree_reaches_the_envs_and_every_form_of_a_batch(policy: Any, name: str) -> None:
+    kind, options = COLLECTORS[name]
+    with kind([Drives] * 4, policy, frames_per_batch=48, backend="dummy", **options) as collector:
+        batch = collector.next()
+        for each in (batch, batch.flatten()) if name == "seeded" else (batch, collector.collect(n_episode=6).batch):
+            check(each)
+            np.testing.assert_array_equal(each.extras["value"], each.obs[..., 0])
+        assert not collector.everything_keyed
+    assert batch.split_trajectories().action["gear"].shape[1] == 5
+    wheel = torch.as_tensor(batch.action["wheel"][0])
+    assert torch.equal(batch.to("cpu").action["wheel"][0], wheel)
+    assert torch.equal(batch.to_tensordict()["action", "wheel", "0"], wheel)
+
+
+@pytest.mark.slow
+def test_a_compiled_policy_may_return_a_tree() -> None:
+    batch = batch_of([Drives] * 4, Act(), 48, compile_policy={"backend": "eager"})
+    check(batch)
+    assert (batch.action["gear"] == 2).all()
+
+
+@kinds
+def test_random_trees(kind: Any) -> None:
+    found = []
+    for given, options in ((drive, {"init_random_frames": 40}), (None, {})):
+        with kind([Drives] * 4, given, frames_per_batch=40, backend="dummy", **options) as collector:
+            collector.set_seed(3)
+            found.append(collector.next())
+            check(found[-1])
+            check(later := collector.next())
+            assert given is None or (found[-1].random.all() and not later.random.any())
+    for one, other in zip(nest.leaves(found[0].action), nest.leaves(found[1].action), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert set(np.unique(found[0].action["gear"])) == {0, 1, 2}
+    with DummyVectorEnv([Drives] * 3) as venv:
+        check(rollout(venv, 12, break_when_any_done=False))
+
+
 def pairs(obs: np.ndarray) -> Any:
     return {"action": (np.arange(len(obs)) % 3, np.full((len(obs), 2), 0.5))}
 
 
-@pytest.mark.parametrize("actions", [pairs, None])
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [(SyncDataCollector, {}), (AsyncDataCollector, {}), (SyncDataCollector, {"episode_seeds": EpisodeSeeds(1)})],
-)
-def test_a_tuple_may_have_as_many_parts_as_there_are_envs(kind: Any, options: Any, actions: Any) -> None:
-    batch = batch_of(DummyVectorEnv([Pairs] * 2), actions, 20, kind, **options)
+@pytest.mark.parametrize("policy", [pairs, None])
+@collectors
+def test_a_tuple_may_have_as_many_parts_as_there_are_envs(name: str, policy: Any) -> None:
+    kind, options = COLLECTORS[name]
+    batch = batch_of(DummyVectorEnv([Pairs] * 2), policy, 20, kind, **options)
     np.testing.assert_array_equal(batch.action[0], batch.next.obs[..., 0])
     np.testing.assert_array_equal(batch.action[1], batch.next.obs[..., 1:])
 
@@ -144,7 +140,7 @@ def parts(texts: Any) -> Any:
     return {"say": texts, "gear": np.arange(len(texts)) + 1}
 
 
-FORMS = {
+FORMS: dict[str, tuple[Any, Any]] = {
     "list": (Echo, list),
     "array": (Echo, np.array),
     "thought": (Echo, lambda texts: {"action": texts, "thought": texts}),
@@ -157,24 +153,25 @@ FORMS = {
 @kinds
 @pytest.mark.parametrize("form", FORMS)
 def test_texts_of_any_length_reach_the_envs_and_the_batch(kind: Any, form: str) -> None:
+    """Also in whole episodes, and beside a step hook."""
     env, make = FORMS[form]
-    batch = batch_of(DummyVectorEnv([env] * 2), Speaks(make), 24, kind)
-    actions, after = batch.action[batch.mask], batch.next.obs[batch.mask]
-    assert actions.dtype == object
-    assert [said(action) for action in actions] == after.tolist()
-    assert len({len(text) for text in after}) > 3, "the texts differ in length"
-    if "thought" in batch.extras:
-        says = [action if env is Echo else action["say"] for action in actions]
-        assert batch.extras["thought"][batch.mask].tolist() == says
+    with kind(DummyVectorEnv([env] * 2), Speaks(make), frames_per_batch=24) as collector:
+        hooked = collector.collect(n_step=24, on_step=lambda step: {"heard": [*step.next_obs]}).batch
+        for batch in (hooked, collector.collect(n_episode=3).batch, collector.next()):
+            mask = getattr(batch, "mask", ...)
+            actions, after = batch.action[mask], batch.next.obs[mask].tolist()
+            assert actions.dtype == object
+            assert [said(action) for action in actions] == after
+            assert len({len(text) for text in after}) > 3, "the texts differ in length"
+            if "thought" in batch.extras:
+                says = [action if env is Echo else action["say"] for action in actions]
+                assert batch.extras["thought"][mask].tolist() == says
+        assert hooked.extras["heard"].tolist() == hooked.next.obs.tolist()
 
 
-def test_texts_in_episodes_evaluations_and_step_hooks() -> None:
+def test_texts_in_evaluations() -> None:
     with SyncDataCollector([Echo] * 2, Speaks(list), frames_per_batch=10) as collector:
-        batch = collector.collect(n_episode=3).batch
-        np.testing.assert_array_equal(batch.action[batch.mask], batch.next.obs[batch.mask])
         assert (collector.evaluate(2).returns > 0).all()
-        heard = collector.collect(n_step=12, on_step=lambda step: {"heard": [*step.next_obs]}).batch
-        np.testing.assert_array_equal(heard.extras["heard"], heard.action)
 
 
 class Says(Echo):

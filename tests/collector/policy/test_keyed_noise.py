@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from torch import distributions as D
 
-from collector import action_seed, episode_seed
-from collector.episodes.seeds import episode_keys, random_bits, uniforms
+from collector import MLPPolicy, action_seed, episode_seed
+from collector.episodes.seeds import action_seeds, episode_keys, random_bits, uniforms
 from collector.policy.keyed_noise import KeyedNoise
 
-INF = np.inf
+ROWS = 4000
+
+
+def noise(rows: int = ROWS, seed: int = 1) -> KeyedNoise:
+    made = KeyedNoise(seed, rows)
+    made.numbers = np.arange(rows)
+    return made
 
 
 def test_random_bits_of_steps_episodes_and_jobs_have_nothing_in_common():
@@ -28,16 +34,18 @@ def test_random_bits_of_steps_episodes_and_jobs_have_nothing_in_common():
     assert uniforms(bits).max() < 1
 
 
-def test_the_seeds_of_episodes_are_of_the_same_keys():
-    numbers = np.array([0, 1, 2, 10**6, 2**40, 2**63 - 1])
-    for job, (seed_of, salt) in product(
-        (0, 5, 2**63 - 1), ((episode_seed, 0x8CB92BA72F3D8DD7), (action_seed, 0xA0761D6478BD642F))
-    ):
-        bits = [int(key) ^ salt for key in episode_keys(job, numbers)]
-        for factor, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
-            bits = [(each ^ each >> shift) * factor % 2**64 for each in bits]
-        wanted = [(each ^ each >> 31) >> 33 for each in bits]
-        assert [seed_of(job, number) for number in numbers.tolist()] == wanted
+@pytest.mark.guarantee("G6.8")
+def test_seeds_and_noise_follow_from_the_job_seed_and_the_number_alone():
+    assert [episode_seed(3, number) for number in (0, 1, 2, 10**6)] == [1663660961, 1215352495, 974320961, 1132517010]
+    assert episode_seed(2**63 - 1, 2**63 - 1) == 738932066
+    assert [action_seed(3, number) for number in (0, 1, 10**6)] == [1665845680, 834886420, 1191958466]
+    for job, numbers in ((3, np.arange(9)), (2**63 - 1, np.array([0, 2**40, 2**63 - 1]))):
+        assert list(action_seeds(job, numbers)) == [action_seed(job, number) for number in numbers.tolist()]
+    bits = random_bits(episode_keys(3, np.array([0, 10**6])), np.array([0, 5]), 1)
+    assert bits.tolist() == [[16244026015683490169], [11134568982115070775]]
+    seeds = {seed(job, number) for seed in (episode_seed, action_seed) for job in range(4) for number in range(2000)}
+    assert len(seeds) > 15980
+    assert all(0 <= seed < 2**31 for seed in seeds)
 
 
 def test_numbers_that_are_drawn_ahead_are_those_of_their_step():
@@ -55,64 +63,58 @@ def test_numbers_that_are_drawn_ahead_are_those_of_their_step():
 
 # Distributions.
 
-ROWS = 4000
-
-
-def noise(rows: int = ROWS, seed: int = 1) -> KeyedNoise:
-    made = KeyedNoise(seed, rows)
-    made.numbers = np.arange(rows)
-    return made
-
 
 def rows(*values: float) -> torch.Tensor:
     return torch.tensor(values).repeat(ROWS, 1)
 
 
 TANH = D.TanhTransform()
+NORMAL = D.Normal(rows(0.3, -1.0), rows(0.5, 2.0))
 FAMILIES = {
     "categorical": D.Categorical(probs=rows(0.1, 0.0, 0.6, 0.3, 0.0)),
     "categorical of logits": D.Categorical(logits=rows(-2.0, 0.5, 0.0)),
-    "several categoricals": D.Independent(D.Categorical(logits=torch.randn(ROWS, 3, 4) * 0 + torch.arange(4.0)), 1),
+    "several categoricals": D.Independent(D.Categorical(logits=torch.arange(4.0).repeat(ROWS, 3, 1)), 1),
     "one-hot": D.OneHotCategorical(probs=rows(0.2, 0.8)),
     "bernoulli": D.Bernoulli(probs=rows(0.0, 0.3, 1.0)),
     "independent bernoulli": D.Independent(D.Bernoulli(logits=rows(0.4, -1.0)), 1),
-    "normal": D.Normal(rows(3.0, -1.0), rows(0.5, 2.0)),
+    "normal": NORMAL,
     "float64 normal": D.Normal(rows(3.0).double(), rows(0.5).double()),
-    "independent normal": D.Independent(D.Normal(rows(3.0, -1.0), rows(0.5, 2.0)), 1),
-    "tanh normal": D.TransformedDistribution(D.Normal(rows(0.3, -1.0), rows(0.5, 2.0)), [TANH]),
-    "independent tanh normal": D.Independent(
-        D.TransformedDistribution(D.Normal(rows(0.3, -1.0), rows(0.5, 2.0)), [TANH, D.AffineTransform(1.0, 3.0)]), 1
-    ),
-    "tanh of independent": D.TransformedDistribution(
-        D.Independent(D.Normal(rows(0.3, -1.0), rows(0.5, 2.0)), 1), [TANH]
-    ),
+    "independent normal": D.Independent(NORMAL, 1),
+    "tanh normal": D.TransformedDistribution(NORMAL, [TANH]),
+    "independent tanh normal": D.Independent(D.TransformedDistribution(NORMAL, [TANH, D.AffineTransform(1.0, 3.0)]), 1),
+    "tanh of independent": D.TransformedDistribution(D.Independent(NORMAL, 1), [TANH]),
 }
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_samples_have_the_form_and_the_moments_of_torchs(name):
     distribution = FAMILIES[name]
-    torch.manual_seed(0)
     own, theirs = noise().sample(distribution), distribution.sample()
     assert (own.shape, own.dtype, own.device) == (theirs.shape, theirs.dtype, theirs.device)
     for moment in (lambda each: each.double().mean(0), lambda each: each.double().std(0)):
         difference = (moment(own) - moment(theirs)).abs()
         assert (difference < 0.09 * (1 + moment(theirs).abs())).all()
-    again, other = noise().sample(distribution), noise(seed=2).sample(distribution)
-    assert torch.equal(own, again)
-    assert not torch.equal(own, other)
+    assert torch.equal(own, noise().sample(distribution))
+    assert not torch.equal(own, noise(seed=2).sample(distribution))
     distribution.log_prob(own)  # raises for values outside of the support
 
 
 def test_a_sample_does_not_depend_on_the_rows_beside_it():
     logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    some = noise(6)
+    some, permuted, order = noise(6), noise(6), [5, 2, 0, 1, 3, 4]
     some.steps[:] = [0, 4, 2, 9, 1, 0]
-    whole = some.sample(D.Categorical(logits=logits))
-    order = [5, 2, 0, 1, 3, 4]
-    permuted = noise(6)
     permuted.numbers, permuted.steps = some.numbers[order], some.steps[order]
+    whole = some.sample(D.Categorical(logits=logits))
     assert torch.equal(permuted.sample(D.Categorical(logits=logits[order])), whole[order])
+
+
+def test_no_action_of_the_mlp_policy_is_rounded_out_of_its_bounds():
+    low, high = np.float32([-0.13210486]), np.float32([0.12573022])
+    assert low + (high - low) > high
+    policy = MLPPolicy(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Box(low, high))
+    with torch.no_grad():
+        policy.net[-1].bias[:] = 1e9
+        assert noise(1).sample(policy(torch.zeros(1, 3))).numpy() <= high
 
 
 class OwnSample(D.Normal):
@@ -141,7 +143,7 @@ def test_other_distributions_are_not_known(distribution):
     "distribution",
     [
         D.Categorical(probs=rows(1.0, np.nan), validate_args=False),
-        D.Categorical(logits=rows(-INF, -INF), validate_args=False),
+        D.Categorical(logits=rows(-np.inf, -np.inf), validate_args=False),
         D.Bernoulli(probs=rows(np.nan), validate_args=False),
     ],
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from collector.device.math_libraries import policy_threads  # noqa: E402
 CALLER = 3
 """Number of threads that the program has set. Differs from torch's default here and from the collector's."""
 PATIENCE = 10.0
+NEEDS_LINUX = pytest.mark.skipif(PORTABLE or not Path("/proc/self/task").exists(), reason="needs Linux")
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +65,9 @@ class Watching(torch.nn.Module):
         return torch.zeros(len(obs), dtype=torch.int64)
 
 
-def seen_in_batches(policy: Any, batches: int = 1, kind: Any = SyncDataCollector, **options: Any) -> set[Any]:
+def seen_in_batches(policy: Any, kind: Any = SyncDataCollector, **options: Any) -> set[Any]:
     with kind(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8, **options) as collector:
-        for _ in range(batches):
-            collector.rollout()
+        collector.rollout()
     return set(policy.seen)
 
 
@@ -77,106 +75,82 @@ def both_counts() -> tuple[int, int]:
     return torch.get_num_threads(), mkl_threads()
 
 
-class TestInABatch:
-    @pytest.mark.guarantee("G10.9")
-    @kinds
-    def test_a_policy_runs_on_one_thread(self, kind: Any) -> None:
-        assert seen_in_batches(Watching(both_counts), kind=kind) == {(1, 1)}
-
-    @pytest.mark.parametrize(
-        ("options", "expected"),
-        [({"policy_threads": 2}, 2), ({"policy_threads": np.int64(1)}, 1), ({"policy_threads": None}, CALLER)],
-    )
-    def test_a_number_that_is_passed_is_used_and_none_leaves_that_of_the_caller(
-        self, options: Any, expected: int
-    ) -> None:
-        assert seen_in_batches(Watching(), **options) == {expected}
-
-    def test_a_thread_that_is_born_meanwhile_has_the_callers_number(self) -> None:
-        assert seen_in_batches(Watching(lambda: in_a_thread(both_counts))) == {(CALLER, CALLER)}
-
-    def test_a_function_of_arrays_and_collect_count_too(self) -> None:
-        def collect() -> tuple[set[int], int]:
-            seen: set[int] = set()
-
-            def policy(obs: np.ndarray) -> np.ndarray:
-                seen.add(torch.get_num_threads())
-                return np.zeros(len(obs), np.int64)
-
-            torch.set_num_threads(2)
-            with SyncDataCollector(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8) as collector:
-                collector.rollout()
-                collector.collect(n_episode=2)
-                collector.collect(n_step=8)
-            return seen, torch.get_num_threads()
-
-        assert in_a_thread(collect) == ({1}, 2), "the thread that collects has its own number back"
-        assert torch.get_num_threads() == CALLER
-
-    @FULL
-    def test_the_data_do_not_depend_on_the_callers_number(self) -> None:
-        terms = torch.rand(1_000_000, generator=torch.Generator().manual_seed(0))
-
-        def policy(obs: torch.Tensor) -> dict[str, torch.Tensor]:
-            sums = torch.stack([(terms * value).sum() for value in obs[:, 2]])
-            return {"action": (sums > 0).long(), "sums": sums}
-
-        def sums(callers: int, **options: Any) -> bytes:
-            torch.set_num_threads(callers)
-            venv = DummyVectorEnv(cartpoles(2))
-            with SyncDataCollector(venv, policy, frames_per_batch=32, policy_device="cpu", **options) as batches:
-                batches.set_seed(0)
-                return batches.rollout().extras["sums"].tobytes()
-
-        free = {"policy_threads": None}
-        assert sums(1, **free) != sums(4, **free), "torch's sums depend on the number of threads"
-        assert sums(1) == sums(2) == sums(4)
+@pytest.mark.guarantee("G10.9")
+@kinds
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, 1), ({"policy_threads": 2}, 2), ({"policy_threads": np.int64(1)}, 1), ({"policy_threads": None}, CALLER)],
+)
+def test_a_policy_runs_on_one_thread_or_on_the_number_that_is_passed(kind: Any, options: Any, expected: int) -> None:
+    assert seen_in_batches(Watching(both_counts), kind=kind, **options) == {(expected, expected)}
 
 
-class TestOutsideOfABatch:
-    @kinds
-    def test_the_callers_number_is_back_between_batches_and_in_callbacks(self, kind: Any) -> None:
-        policy, seen = Watching(), []
+def test_a_thread_that_is_born_meanwhile_has_the_callers_number() -> None:
+    assert seen_in_batches(Watching(lambda: in_a_thread(both_counts))) == {(CALLER, CALLER)}
 
-        def note(given: Any) -> Any:
-            seen.append((*both_counts(), in_a_thread(torch.get_num_threads)))
-            return given
 
-        options = {"frames_per_batch": 8, "postproc": note}
-        with kind(DummyVectorEnv(cartpoles(2)), policy, total_frames=24, **options) as batches:
-            for batch in batches:
-                note(batch)
-        with kind(DummyVectorEnv(cartpoles(2)), policy, **options) as batches:
-            batches.collect(n_episode=2, on_episode=note)
-        assert seen == [(CALLER, CALLER, CALLER)] * 8
-        assert set(policy.seen) == {1}
+def test_the_thread_that_collects_has_its_own_number_back() -> None:
+    """Also with a function of arrays, and in `collect`."""
 
-    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-    def test_it_is_back_after_an_exception(self, error: type[BaseException]) -> None:
-        def fail() -> None:
-            raise error("of the policy")
+    def collect() -> tuple[set[int], int]:
+        seen: set[int] = set()
 
-        with pytest.raises(error, match="of the policy"):
-            seen_in_batches(Watching(fail))
+        def policy(obs: np.ndarray) -> np.ndarray:
+            seen.add(torch.get_num_threads())
+            return np.zeros(len(obs), np.int64)
+
+        torch.set_num_threads(2)
+        with SyncDataCollector(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8) as collector:
+            collector.rollout()
+            collector.collect(n_episode=2)
+            collector.collect(n_step=8)
+        return seen, torch.get_num_threads()
+
+    assert in_a_thread(collect) == ({1}, 2)
+    assert torch.get_num_threads() == CALLER
+
+
+@kinds
+def test_the_callers_number_is_back_between_batches_and_in_callbacks(kind: Any) -> None:
+    policy, seen = Watching(), []
+
+    def note(given: Any) -> Any:
+        seen.append((*both_counts(), in_a_thread(torch.get_num_threads)))
+        return given
+
+    with kind(cartpoles(2), policy, frames_per_batch=8, postproc=note, backend="dummy") as batches:
+        note(batches.next())
+        batches.collect(n_episode=2, on_episode=note)
+    assert seen == [(CALLER, CALLER, CALLER)] * 4
+    assert set(policy.seen) == {1}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_it_is_back_after_an_exception(error: type[BaseException]) -> None:
+    def fail() -> None:
+        raise error("of the policy")
+
+    with pytest.raises(error, match="of the policy"):
+        seen_in_batches(Watching(fail))
+    assert both_counts() == (CALLER, CALLER)
+
+
+@FULL
+def test_it_is_back_after_ctrl_c_at_any_moment(ctrl_c: None) -> None:
+    def batch() -> None:
+        with policy_threads(1):
+            assert torch.get_num_threads() == 1
+
+    def check() -> None:
         assert both_counts() == (CALLER, CALLER)
 
-    @FULL
-    def test_it_is_back_after_ctrl_c_at_any_moment(self, ctrl_c: None) -> None:
-        def batch() -> None:
-            with policy_threads(1):
-                assert torch.get_num_threads() == 1
-
-        def check() -> None:
-            assert both_counts() == (CALLER, CALLER)
-
-        assert interrupt_at_random(batch, check, times=300, longest=2e-4) > 0
+    assert interrupt_at_random(batch, check, times=300, longest=2e-4) > 0
 
 
 @FULL
 @pytest.mark.parametrize(("options", "expected"), [({}, 1), ({"policy_threads": 2}, 2)])
 def test_jobs_have_it_too(options: Any, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    between: list[int] = []
+    seen, between = list[int](), list[int]()
     forward = MLPPolicy.forward
 
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -189,49 +163,20 @@ def test_jobs_have_it_too(options: Any, expected: int, tmp_path: Path, monkeypat
     assert (set(seen), set(between)) == ({expected}, {CALLER})
 
 
-def tasks() -> set[str]:
-    """Return the ids of the threads of this process, including OpenMP's threads."""
-    return set(os.listdir("/proc/self/task"))
-
-
-def multiply() -> None:
-    """Run work for several threads, as a learner does."""
-    torch.ones(2_000_000).sin()
-
-
 @FULL
-@pytest.mark.skipif(PORTABLE or not Path("/proc/self/task").exists(), reason="needs Linux")
-class TestOpenMP:
-    def test_threads_that_learning_left_spinning_end_before_the_policy_runs(self) -> None:
-        def learn_and_collect() -> tuple[int, set[int]]:
-            before = tasks()
-            multiply()
-            pool = tasks() - before
-
-            def left() -> int:
-                deadline = time.monotonic() + PATIENCE
-                while pool & tasks() and time.monotonic() < deadline:
-                    os.sched_yield()  # the system removes an ended thread later
-                return len(pool & tasks())
-
-            return len(pool), seen_in_batches(Watching(left))
-
-        assert in_a_thread(learn_and_collect) == (CALLER - 1, {0})
-
-    @pytest.mark.parametrize("imported", ["before", pytest.param("after", marks=pytest.mark.slow)])
-    def test_a_process_that_is_forked_after_learning_collects(self, imported: str) -> None:
-        source = "from collector import SyncDataCollector\nfrom collector.device import math_libraries\n"
-        program = f"""
+@NEEDS_LINUX
+def test_a_process_that_is_forked_after_learning_collects() -> None:
+    program = """
 import os, signal, sys
 import gymnasium, torch
-{source if imported == "before" else ""}
+from collector import SyncDataCollector
+from collector.device import math_libraries
 torch.set_num_threads(3)
 torch.ones(2_000_000).sin()
 child = os.fork()
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 signal.alarm(30)  # ends the process if it hangs
-{source}
 policy = torch.nn.Sequential(torch.nn.Linear(4, 256), torch.nn.Linear(256, 2), torch.nn.Softmax(-1))
 net = lambda obs: policy(obs).argmax(-1)
 make = [lambda: gymnasium.make("CartPole-v1")] * 2
@@ -240,5 +185,5 @@ with SyncDataCollector(make, net, frames_per_batch=64, policy_device="cpu") as b
         batches.rollout()
 os._exit(7)
 """
-        result = subprocess.run([sys.executable, "-c", program], timeout=120, capture_output=True, text=True)
-        assert result.returncode == 7, result
+    result = subprocess.run([sys.executable, "-c", program], timeout=120, capture_output=True, text=True)
+    assert result.returncode == 7, result

@@ -12,20 +12,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-import vecenv
 from collector import AsyncDataCollector, EpisodeSeeds, RandomPolicy, SyncDataCollector, rollout
 from tests.support.agent_envs import Herd
-from tests.support.backends import FULL
 from tests.support.cases import discrete
-from tests.support.collector_envs import cartpoles, zeros
+from tests.support.collector_envs import cartpoles, kinds, zeros
 from tests.support.countdown import MOVE
 from tests.support.seeded_envs import Failing, Masked
-from vecenv import DummyVectorEnv, ParallelVectorEnv, ShmemVectorEnv, flatten_agents, nest
+from vecenv import DummyVectorEnv, ParallelVectorEnv, flatten_agents, nest
 from vecenv.spaces import separate_generators
 from vecenv.transforms import Transform, TransformedVectorEnv
 
 N = 4
-KINDS = [SyncDataCollector, AsyncDataCollector]
 
 
 class OneSpaceForAll(gymnasium.Env):
@@ -49,57 +46,30 @@ class SameActions(Transform):
         return copy.deepcopy(space)
 
 
-def shared() -> Any:
-    OneSpaceForAll.action_space.sample()
-    return DummyVectorEnv([OneSpaceForAll] * N)
-
-
 def native(mode: str) -> Any:
     return gymnasium.make_vec("CartPole-v1", N, vectorization_mode=mode)
 
 
-def herds(**options: Any) -> Any:
-    return flatten_agents(ParallelVectorEnv([Herd] * N, "dummy"), **options)
-
-
 SOURCES: dict[str, Callable[[], Any]] = {
-    "dummy": lambda: DummyVectorEnv(cartpoles(N)),
-    "one space for all": shared,
-    "facade": lambda: vecenv.SyncVectorEnv(cartpoles(N)),
+    "one space for all": lambda: DummyVectorEnv([OneSpaceForAll] * N),
     "sync": lambda: native("sync"),
-    "from_gymnasium": lambda: vecenv.from_gymnasium(native("sync")),
     "transformed": lambda: TransformedVectorEnv(DummyVectorEnv(cartpoles(N)), SameActions()),
-    "agents": herds,
-}
-ASYNC_ONLY: dict[str, Callable[[], Any]] = {
     "native": lambda: native("vector_entry_point"),
-    "own episodes": lambda: herds(own_episodes=True),
+    "own episodes": lambda: flatten_agents(ParallelVectorEnv([Herd] * N, "dummy"), own_episodes=True),
 }
-CASES = [
-    *((kind, name) for kind in KINDS for name in SOURCES),
-    *((AsyncDataCollector, name) for name in ASYNC_ONLY),
-]
 
 
-@pytest.mark.parametrize(("kind", "source"), CASES, ids=lambda each: getattr(each, "__name__", each))
-def test_rows_without_a_seed_draw_different_actions(kind: Any, source: str) -> None:
-    with kind({**SOURCES, **ASYNC_ONLY}[source](), None, frames_per_batch=360) as collector:
-        assert_rows_differ(collector.next())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_random_frames_of_a_policy_differ_by_row(kind: Any) -> None:
-    with kind(native("sync"), zeros, frames_per_batch=360, init_random_frames=360) as collector:
-        assert_rows_differ(collector.next())
-        assert_rows_differ(collector.collect(n_step=360, random=True).batch)
-
-
-def assert_rows_differ(batch: Any) -> None:
+@kinds
+@pytest.mark.parametrize("random", [None, zeros], ids=["random", "first frames"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_rows_without_a_seed_draw_different_actions(source: str, random: Any, kind: type) -> None:
+    if kind is SyncDataCollector and source in ("native", "own episodes"):
+        kind = AsyncDataCollector
+    with kind(SOURCES[source](), random, frames_per_batch=120, init_random_frames=120) as collector:
+        batch = collector.next().flatten()
     actions = batch.action["a"] if isinstance(batch.action, dict) else batch.action
-    if actions.ndim == 1:
-        actions = [actions[batch.env_ids == i] for i in np.unique(batch.env_ids)]
-    rows = {tuple(row[:25].tolist()) for row in actions}
-    assert len(rows) == len(actions) > 1
+    rows = {tuple(actions[batch.env_ids == i][:25].tolist()) for i in np.unique(batch.env_ids)}
+    assert len(rows) == len(np.unique(batch.env_ids)) > 1
 
 
 def test_separated_generators_repeat_and_leave_seeded_and_fresh_spaces_alone() -> None:
@@ -133,14 +103,15 @@ SPACES = (
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_each_env_has_the_samples_of_its_space_whatever_the_others_do(space: Any) -> None:
+    """Policies draw blocks of actions ahead."""
     copies = [copy.deepcopy(space) for _ in range(3)]
     for seed, each in enumerate(copies):
         each.seed(seed)
-    together, apart = RandomPolicy(copies), RandomPolicy(copies)
-    drawn = nest.stack([together(None) for _ in range(300)])
+    together, apart, count = RandomPolicy(copies), RandomPolicy(copies), RandomPolicy.BLOCK + 20
+    drawn = nest.stack([together(None) for _ in range(count)])
     for env in (2, 0, 1):
-        alone = nest.stack([nest.take(apart(None, [env]), 0) for _ in range(300)])
-        expected = nest.stack([copies[env].sample() for _ in range(300)])
+        alone = nest.stack([nest.take(apart(None, [env]), 0) for _ in range(count)])
+        expected = nest.stack([copies[env].sample() for _ in range(count)])
         for found in (alone, nest.take(drawn, (slice(None), env))):
             for one, other in zip(nest.leaves(found), nest.leaves(expected), strict=True):
                 assert one.dtype == other.dtype
@@ -151,11 +122,11 @@ def test_an_episode_has_the_actions_of_its_seed_whatever_the_other_envs_do() -> 
     """Neither the order of the envs nor masks in some steps change the other actions."""
     space, mask = spaces.Discrete(1000), np.eye(1000, dtype=np.int8)[7]
 
-    def play(order: list[int]) -> dict[int, list[int]]:
+    def play(order: list[int]) -> list[list[int]]:
         policy = RandomPolicy([space] * 3)
         policy(None)
         policy.seed(np.array([0, 1, 2]), [5, 6, 7])
-        found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        found: list[list[int]] = [[], [], []]
         for env in order:
             masks = [mask if env == 1 and len(found[env]) % 5 == 4 else None]
             found[env].append(policy(None, [env], masks)[0])
@@ -172,54 +143,39 @@ def test_an_episode_has_the_actions_of_its_seed_whatever_the_other_envs_do() -> 
 # Action masks. The env raises an error for an action that its latest mask does not allow.
 
 
-def fixed(obs: Any) -> np.ndarray:
-    """Policy without masks. Only the form of its outputs counts while actions are random."""
-    return np.full(len(next(nest.leaves(obs))), 2)
-
-
-def random_batches(kind: Any, venv: Any, policy: Any = None, frames: int = 24, **options: Any) -> list[Any]:
-    with kind(venv, policy, frames_per_batch=frames, **options) as collector:
+def batches(kind: Any, venv: Any, **options: Any) -> list[Any]:
+    with kind(venv, None, frames_per_batch=24, **options) as collector:
         return [collector.next() for _ in range(4)]
 
 
-sync, in_any_order = partial(random_batches, SyncDataCollector), partial(random_batches, AsyncDataCollector)
 LOOPS: dict[str, Callable[[Any], list[Any]]] = {
-    "sync": sync,
-    "seeds": partial(sync, episode_seeds=EpisodeSeeds(0)),
-    "limit": partial(sync, max_frames_per_traj=5),
-    "reset": partial(sync, reset_at_each_iter=True),
-    "first frames": partial(sync, policy=fixed, init_random_frames=96),
+    "sync": partial(batches, SyncDataCollector),
+    "seeds": partial(batches, SyncDataCollector, episode_seeds=EpisodeSeeds(0)),
     "episodes": lambda venv: [SyncDataCollector(venv, frames_per_batch=3).collect(n_episode=7).batch],
-    "async": in_any_order,
-    "async, some": partial(in_any_order, frames=25),
+    "async, some": partial(batches, AsyncDataCollector),
     "rollout": lambda venv: [rollout(venv, 20, break_when_any_done=False), rollout(venv, 20)],
 }
+"""Loops with masks. tests/fuzz has masks in infos in each loop of a collector."""
 
 
-@pytest.mark.parametrize("backend", [DummyVectorEnv, pytest.param(ShmemVectorEnv, marks=FULL)])
 @pytest.mark.parametrize("place", ["obs", "info"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_only_allowed_actions_are_drawn(loop: str, place: str, backend: Any) -> None:
+def test_only_allowed_actions_are_drawn(loop: str, place: str) -> None:
     options = {"wait_num": 2} if loop == "async, some" else {}
-    with backend([partial(Masked, place)] * 3, **options) as venv:
-        batches = LOOPS[loop](venv)
-    actions = [batch.action[getattr(batch, "mask", slice(None))] for batch in batches]
+    with DummyVectorEnv([partial(Masked, place)] * 3, **options) as venv:
+        found = LOOPS[loop](venv)
+    actions = [batch.action[getattr(batch, "mask", slice(None))] for batch in found]
     assert {*np.concatenate(actions, axis=None).tolist()} == {2, 3, 4, 5, 6}
 
 
-def test_the_mask_of_a_reset_with_a_seed_counts() -> None:
-    with SyncDataCollector([partial(Masked, "info")] * 3, frames_per_batch=9) as collector:
-        for seed in range(10):
-            collector.reset(seed=seed)
-            collector.next()
-
-
 @pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_mask_of_an_env_that_was_restarted_counts(kind: Any, tmp_path: Any) -> None:
+@kinds
+def test_the_mask_of_a_reset_with_a_seed_or_after_a_restart_counts(kind: Any, tmp_path: Any) -> None:
     fns = [partial(Failing, {None}, tmp_path, partial(Masked, "info"))] * 3  # without a seed, and once
     with kind(DummyVectorEnv(fns, on_error="restart"), frames_per_batch=24) as collector:
-        for _ in range(6):
+        for seed in range(6):
+            collector.next()
+            collector.reset(seed=seed)
             collector.next()
         assert collector.stats().broken_episodes == 1
 

@@ -16,19 +16,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from collector import (
-    AsyncDataCollector,
     Dataset,
     DatasetError,
     EpisodeCutter,
-    EpisodeSeeds,
     RecordEpisodes,
-    StoreWriter,
     SyncDataCollector,
-    make_head,
 )
 from tests.support.backends import FULL
 from tests.support.ctrl_c import interrupt_at_random
-from tests.support.job_envs import Informed, Talk, answers
 from tests.support.numbered import (
     KEYS,
     STEPS,
@@ -40,17 +35,15 @@ from tests.support.numbered import (
     env_fns,
     play,
 )
-from tests.support.stored import assert_same
 from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
     GymnasiumVectorEnv,
     ShmemVectorEnv,
     SyncVectorEnv,
-    TransformedVectorEnv,
     from_gymnasium,
 )
-from vecenv.transforms import RewardSum, TimeLimit, TransformedEnv
+from vecenv.transforms import RewardSum, TransformedEnv
 
 pytestmark = pytest.mark.usefixtures("no_fsync", "few_rounds")
 MODES = list(AutoresetMode)
@@ -145,8 +138,9 @@ def batched(rows: list[Any], rng: np.random.Generator) -> Any:
 @pytest.mark.parametrize("maker", [*list(MAKERS)[:5], *(pytest.param(each, marks=FULL) for each in list(MAKERS)[5:])])
 def test_random_loops_around_a_gymnasium_vector_env_store_what_its_envs_played(maker: str, tmp_path: Path) -> None:
     make, forms = MAKERS[maker]
-    for seed in range(12 if maker == "gymnasium" else 6):
-        rng, mode, form = np.random.default_rng(seed), MODES[seed % 3], forms[seed // 3 % len(forms)]
+    for seed in range(12 if maker == "gymnasium" else 4):
+        # Three seeds play each mode, and twelve play each mode with each of four forms.
+        rng, mode, form = np.random.default_rng(seed), MODES[seed % 3], forms[(seed % 3 + seed // 3) % len(forms)]
         has_resets, is_calm = seed % 2 == 0, True
         keys = KEYS if seed % 4 else ()
         fns = env_fns(form, informs=bool(keys))
@@ -171,7 +165,9 @@ def test_random_loops_around_a_gymnasium_vector_env_store_what_its_envs_played(m
         assert [*data[0].info] == [*keys]
 
 
-@pytest.mark.parametrize(("kind", "options"), [(DummyVectorEnv, {}), (ShmemVectorEnv, {"wait_num": 1})])
+@pytest.mark.parametrize(
+    ("kind", "options"), [(DummyVectorEnv, {}), (ShmemVectorEnv, {"wait_num": 1, "num_workers": 2})]
+)
 def test_random_rounds_of_an_engine_store_what_its_envs_played(kind: Any, options: Any, tmp_path: Path) -> None:
     count = 0
     for seed in range(4):
@@ -179,7 +175,7 @@ def test_random_rounds_of_an_engine_store_what_its_envs_played(kind: Any, option
         draw = lambda count: [drawn_action(rng, form) for _ in range(count)]  # noqa: B023, E731
         with RecordEpisodes(kind(env_fns(form, informs=True), **options), tmp_path / str(seed), info_keys=KEYS) as venv:
             venv.reset(seed=[7, 8, 9])
-            for _ in range(200):
+            for _ in range(120):
                 ids: Any = rng.permutation(N)[: rng.integers(1, N + 1)].tolist()  # often of envs that are in flight
                 seeds = rng.integers(0, 99, len(ids)).tolist() if rng.random() < 0.5 else int(rng.integers(99))
                 resets = ids[: rng.integers(len(ids) + 1)]
@@ -205,7 +201,7 @@ def test_random_rounds_of_an_engine_store_what_its_envs_played(kind: Any, option
                 venv.recv()
             logs = venv.get_env_attr("log")
         count += assert_logged(Dataset(tmp_path / str(seed)), logs)
-    assert count > 50
+    assert count > 30
 
 
 def facade(fns: Any) -> Any:
@@ -303,37 +299,51 @@ class Spaced(Numbered):
         vars(self).update(changed)
 
 
+Numbered0, Narrow = partial(Numbered, 0), partial(Spaced, 1, observation_space=spaces.Box(-1, 9, (4,)))
 TILES = spaces.Dict(map=spaces.Tuple([spaces.Dict({Tile.WALL: spaces.Discrete(2)})]))
 KEYED = r"obs\['map'\]\[0\] has the keys \[<Tile.WALL: 1>\]; only text.*TransformObservation"
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"observation_space": TILES}, KEYED),
-        ({"action_space": spaces.Box(0, 1, (1,), np.longdouble)}, r"action is (float128|longdouble)"),
-        ({"observation_space": spaces.Sequence(spaces.Text(5))}, "only texts and arrays of numbers can be stored: obs"),
-        ({"observation_space": spaces.Box(-1, 9, (4,))}, "obs is not an array with"),
-    ],
-)
-def test_spaces_that_cannot_be_recorded_are_refused_at_once(changed: Any, message: str, tmp_path: Path) -> None:
-    fns = [partial(Spaced, 0, **changed), partial(Numbered, 1)][: 1 + ("not an" in message)]
-    with DummyVectorEnv(fns) as venv, pytest.raises(DatasetError, match=message):
-        RecordEpisodes(venv, tmp_path / "a")
-    with DummyVectorEnv(env_fns("tree"), stack_obs=False) as venv, pytest.raises(ValueError, match="stack_obs=True"):
-        RecordEpisodes(venv, tmp_path / "a")
-    assert not (tmp_path / "a").exists()
+def spaced(**changed: Any) -> Any:
+    """Return a maker of a vector env with another space."""
+    return lambda: DummyVectorEnv([partial(Spaced, 0, **changed)])
 
 
-def test_a_vector_env_without_a_mode_needs_one(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="wraps vector envs"):
-        RecordEpisodes(Numbered(0), tmp_path / "a")
+def without_mode() -> Any:
     envs = SyncVectorEnv(env_fns())
     envs.metadata = {}
-    with pytest.raises(ValueError, match="pass autoreset_mode="):
-        RecordEpisodes(envs, tmp_path / "a")
+    return envs
+
+
+INFORMED = partial(DummyVectorEnv, env_fns(informs=True))
+ARRAYS = "only texts and arrays of numbers can be stored: obs"
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "message"),
+    [
+        (spaced(observation_space=TILES), {}, DatasetError, KEYED),
+        (spaced(action_space=spaces.Box(0, 1, (1,), np.longdouble)), {}, DatasetError, r"action is (float128|longd)"),
+        (spaced(observation_space=spaces.Sequence(spaces.Text(5))), {}, DatasetError, ARRAYS),
+        (partial(DummyVectorEnv, [Numbered0, Narrow]), {}, DatasetError, "obs is not an array with"),
+        (partial(DummyVectorEnv, env_fns("tree"), stack_obs=False), {}, ValueError, "stack_obs=True"),
+        (Numbered0, {}, TypeError, "wraps vector envs"),
+        (without_mode, {}, ValueError, "pass autoreset_mode="),
+        (INFORMED, {"info_keys": "mask"}, TypeError, "info_keys"),
+        (INFORMED, {"info_keys": ("mask", "mask")}, ValueError, "info_keys"),
+        (INFORMED, {"info_keys": 5}, TypeError, "info_keys"),
+    ],
+)
+def test_spaces_that_cannot_be_recorded_are_refused_at_once(
+    make: Any, options: Any, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with contextlib.closing(make()) as venv, pytest.raises(error, match=message):
+        RecordEpisodes(venv, tmp_path / "a", **options)
     assert not (tmp_path / "a").exists()
-    recorded = RecordEpisodes(envs, tmp_path / "a", autoreset_mode="NextStep")
+
+
+def test_a_vector_env_without_a_mode_gets_one_and_is_recorded_by_reset_and_step(tmp_path: Path) -> None:
+    recorded = RecordEpisodes(without_mode(), tmp_path / "a", autoreset_mode="NextStep")
     for name in ("reset_async", "step_wait"):
         with pytest.raises(AttributeError, match="it records `reset` and `step`"):
             getattr(recorded, name)
@@ -495,58 +505,6 @@ def test_a_seed_is_stored_only_if_it_repeats_the_episode(make: Any, seeds: list[
 # Collectors.
 
 
-@pytest.mark.parametrize("transform", [None, RewardSum, partial(TimeLimit, 3)])
-def test_a_recorder_costs_a_collector_no_round(transform: Any, tmp_path: Path) -> None:
-    rounds = []
-    for is_recorded in (False, True):
-        venv: Any = DummyVectorEnv(env_fns())
-        below = venv if transform is None else TransformedVectorEnv(venv, transform())
-        envs = RecordEpisodes(below, tmp_path) if is_recorded else below
-        with SyncDataCollector(envs, None, frames_per_batch=30 * N, total_frames=120 * N) as collector:
-            for _ in range(4):
-                collector.rollout()
-            rounds.append(venv.stats()["rounds"])
-    assert rounds[0] == rounds[1]
-    assert Dataset(tmp_path).steps > 110 * N
-    if transform is None:
-        assert rounds[0] <= 120 + 4, "a round a step, and resets where batches begin"
-        assert_whole(Dataset(tmp_path))
-
-
-@pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
-def test_a_collector_of_either_kind(kind: Any, tmp_path: Path) -> None:
-    venv, seeds = ShmemVectorEnv(env_fns(informs=True), num_workers=2), set[Any]()
-    options: Any = {"episode_seeds": EpisodeSeeds(4, range(99))} if kind is SyncDataCollector else {}
-    with kind(RecordEpisodes(venv, tmp_path, info_keys=KEYS), None, frames_per_batch=30, **options) as collector:
-        for _ in range(4):
-            batch = collector.rollout()
-            seeds |= {*batch.extras["episode_seed"][batch.done].tolist()} if options else {None}
-    found = assert_whole(Dataset(tmp_path))
-    assert sum(map(len, found.values())) > 120 - 8 * N
-    assert {episode.seed for episode in found.values()} == seeds
-
-
-@pytest.mark.parametrize("kind", [DummyVectorEnv, pytest.param(ShmemVectorEnv, marks=FULL)])
-def test_a_collector_records_texts_as_a_cutter_cuts_them(kind: Any, tmp_path: Path) -> None:
-    envs = RecordEpisodes(kind([Talk] * 2), tmp_path / "a", compress=True)
-    with (
-        SyncDataCollector(envs, answers, frames_per_batch=6) as collector,
-        StoreWriter(tmp_path / "b", make_head(Talk.observation_space, Talk.action_space)) as writer,
-    ):
-        cutter = EpisodeCutter()
-        for _ in range(6):
-            writer.add(cutter.cut(collector.rollout()))
-        writer.end()
-    stored, cut = Dataset(tmp_path / "a"), Dataset(tmp_path / "b")
-    assert len(stored) == len(cut) == 8
-    for one, other in zip(stored, cut, strict=True):
-        assert_same(one, other)
-        assert one.action["say"].tolist() == [mission[:9] or "no" for mission in one.obs["mission"][:-1]]
-        assert one.reward.tolist() == [*map(len, one.action["say"])]
-    with RecordEpisodes(kind([Talk] * 2), tmp_path / "a", resume=True):
-        pass  # the space of the missions is equal in another program
-
-
 def test_a_resumed_recorder_needs_the_same_infos(tmp_path: Path) -> None:
     for resume in (False, True):
         envs = RecordEpisodes(
@@ -555,30 +513,17 @@ def test_a_resumed_recorder_needs_the_same_infos(tmp_path: Path) -> None:
         with SyncDataCollector(envs, frames_per_batch=10 * N) as collector:
             collector.collect(n_step=20 * N)
     message = r"has the info_keys \('count', .*, and not \('half', .*: resume it with these keys"
-    with DummyVectorEnv(env_fns(informs=True)) as venv:
-        with pytest.raises(DatasetError, match=message):
-            RecordEpisodes(venv, tmp_path, info_keys=KEYS[1:], resume=True)
-        for wrong, error in (("mask", TypeError), (("mask", "mask"), ValueError), (5, TypeError)):
-            with pytest.raises(error, match="info_keys"):
-                RecordEpisodes(venv, tmp_path, info_keys=wrong, overwrite=True)
+    with DummyVectorEnv(env_fns(informs=True)) as venv, pytest.raises(DatasetError, match=message):
+        RecordEpisodes(venv, tmp_path, info_keys=KEYS[1:], resume=True)
     assert len(Dataset(tmp_path)) > 10
 
 
-class InformedPair(Informed):
-    """Env with a vector reward."""
-
-    def step(self, action: Any) -> Any:
-        obs, reward, *rest = super().step(action)
-        return obs, np.array([reward, 0.5]), *rest
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_a_cutter_gives_entries_that_only_later_batches_have(flat: bool) -> None:
+def test_a_cutter_gives_entries_that_only_later_batches_have() -> None:
     keys = ("count", "verdict")
     cutter = EpisodeCutter(keys)
-    with SyncDataCollector([InformedPair] * 2, frames_per_batch=4, info_keys=keys) as collector:
+    with SyncDataCollector([partial(Numbered, 3, informs=True)] * 2, frames_per_batch=4, info_keys=keys) as collector:
         batches = [collector.rollout() for _ in range(2)]
-        first, second = (cutter.cut(batch.flatten() if flat else batch) for batch in batches)
+        first, second = (cutter.cut(batch) for batch in batches)
     assert len(first) == 0
     assert [each.info["count"].tolist() for each in second] == [[1, 2, 3, 4]] * 2
     assert [each.info["verdict"].tolist() for each in second] == [[None, None, "", "good"]] * 2

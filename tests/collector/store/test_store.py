@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import fcntl
 import gc
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
-import sys
-import threading
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,10 @@ import pytest
 from gymnasium import spaces
 
 from collector import Collector, Dataset, DatasetError, RecordEpisodes, StoreWriter, make_head
+from collector.store import safe_folder as disk
 from collector.testing import check_data_set
 from tests.support.backends import FULL
 from tests.support.countdown import Countdown, PaysTwo
-from tests.support.disk import SafeFolder, disk
 from tests.support.stored import (
     ACTION,
     LENGTHS,
@@ -72,33 +74,23 @@ def test_a_data_set_has_the_written_episodes_in_the_order_of_their_numbers(
 
 def test_threads_read_together_although_one_shard_fits_into_memory(tmp_path: Path) -> None:
     data = Dataset(write(tmp_path / "a", [(number,) for number in range(12)]), memory=1)
-    errors = list[BaseException]()
 
     def read(seed: int) -> None:
-        try:
-            for number in np.random.default_rng(seed).integers(12, size=50).tolist():
-                assert_same(data[number], episode(number))
-        except BaseException as error:
-            errors.append(error)
+        for number in np.random.default_rng(seed).integers(12, size=50).tolist():
+            assert_same(data[number], episode(number))
 
     def let_others_run(*event: Any) -> None:  # while numpy parses the header of an array
         os.sched_yield()
 
-    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
-    sys.setswitchinterval(1e-5)
+    thresholds = gc.get_threshold()
     gc.set_threshold(5)
     gc.callbacks.append(let_others_run)
     try:
-        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
+        with ThreadPoolExecutor(4) as threads:
+            collections.deque(threads.map(read, range(4)), 0)
     finally:
         gc.callbacks.remove(let_others_run)
         gc.set_threshold(*thresholds)
-        sys.setswitchinterval(interval)
-    assert not errors
 
 
 def test_returns_are_sums_of_float64_whatever_the_type_of_the_rewards(tmp_path: Path) -> None:
@@ -120,18 +112,6 @@ def test_returns_of_vector_rewards_have_a_column_per_reward_as_in_collect(tmp_pa
     assert data[:0].returns.shape == (0, 2)
 
 
-def test_a_part_of_a_batch_is_a_slice_without_gaps_or_a_mask(tmp_path: Path) -> None:
-    (batch,) = Dataset(write(tmp_path / "a")).blocks()
-    for which, numbers in ((slice(1, -2), [1, 2, 3]), (slice(4, 2), []), (batch.episode % 3 == 1, [1, 4])):
-        part = batch.select(which)
-        assert part.episode.tolist() == numbers
-        for found in part:
-            assert_same(found, episode(found.number))
-    for wrong in (slice(None, None, 2), slice(None, None, -1), np.array([0, 2]), np.arange(6), 1):
-        with pytest.raises(ValueError, match="a slice with step 1 or a bool mask"):
-            batch.select(wrong)  # type: ignore[arg-type]
-
-
 def test_a_shard_is_what_numpy_reads(tmp_path: Path) -> None:
     shard = write(tmp_path / "a") / "shards/000000"
     arrays = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in shard.iterdir()}
@@ -139,30 +119,6 @@ def test_a_shard_is_what_numpy_reads(tmp_path: Path) -> None:
     assert arrays.keys() == {"obs", "action", "reward", "terminated", "truncated", *numbers}
     assert arrays["obs"].shape == (5 + 3 + 2, 3)
     assert [arrays[name].tolist() for name in numbers] == [[0, 5, 8], [0, 2], [1000, 1002], [0, 2]]
-
-
-@pytest.mark.guarantee("G12.5")
-def test_committed_episodes_count_and_in_a_complete_data_set_those_below_the_end(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path, head()) as writer:
-        writer.add([episode(4), episode(1)])
-        assert len(Dataset(tmp_path)) == 0
-        writer.commit(failed={"env": 2}, state={"mean": [1.0]})
-        writer.commit(failed={"env": 1})
-        data = Dataset(tmp_path)
-        assert (data.numbers.tolist(), data.complete) == ([1, 4], False)
-        assert (data.failed, data.state) == ({"env": 3}, {"mean": [1.0]})
-        with pytest.raises(DatasetError):
-            data[:0].transitions()
-        writer.add(episode(0))
-        writer.end(episodes=2)
-        with pytest.raises(DatasetError):
-            writer.add(episode(5))
-    data = Dataset(tmp_path)
-    assert (data.numbers.tolist(), data.complete, data.steps) == ([0, 1], True, LENGTHS[0] + LENGTHS[1])
-    assert sorted(set(data.transitions().episode.tolist())) == [0, 1]
-    path = tmp_path / "manifest.jsonl"
-    path.write_bytes(path.read_bytes()[:-20])  # half a line does not count
-    assert (Dataset(tmp_path).numbers.tolist(), Dataset(tmp_path).complete) == ([0, 1, 4], False)
 
 
 def test_a_space_survives_the_head(tmp_path: Path) -> None:
@@ -250,17 +206,17 @@ def test_a_shard_that_could_not_be_inflated_is_not_compressed(tmp_path: Path, mo
     check_data_set(data.folder)
 
 
-@pytest.mark.parametrize("make", [episode, pytest.param(tree_episode, marks=FULL)])
-def test_transitions_become_a_tensordict_of_torchrl(make: Any, tmp_path: Path) -> None:
+def test_transitions_become_a_tensordict_of_torchrl(tmp_path: Path) -> None:
     """The names are those of batches, so that samplers of TorchRL find the episodes."""
     pytest.importorskip("tensordict")
-    rows = Dataset(write(tmp_path / "a", make=make)).transitions()
-    found, key = rows.to_tensordict(), "observation" if make is episode else "pixels"
-    obs, next_obs = (rows.obs, rows.next_obs) if make is episode else (rows.obs[key], rows.next_obs[key])
+    trees = Dataset(write(tmp_path / "a", make=tree_episode)).transitions()
+    np.testing.assert_array_equal(trees.to_tensordict()["next", "pixels"], trees.next_obs["pixels"])
+    rows = Dataset(write(tmp_path / "b")).transitions()
+    found = rows.to_tensordict()
     assert found.batch_size == (len(rows),)
     for tensor, array in (
-        (found[key], obs),
-        (found["next", key], next_obs),
+        (found["observation"], rows.obs),
+        (found["next", "observation"], rows.next_obs),
         (found["next", "reward"][:, 0], rows.reward.astype(np.float32)),
         (found["next", "terminated"][:, 0], rows.terminated),
         (found["next", "done"][:, 0], rows.terminated | rows.truncated),
@@ -294,6 +250,127 @@ def test_views_of_torch_have_all_steps_and_epochs_are_the_passes_of_batches(work
 
 
 # Writing.
+
+
+class Writing:
+    """Random calls of a writer, and the data set that readers must see after each of them."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.rng, self.compress = folder, random.Random(seed), seed % 2 == 0
+        self.writer = StoreWriter(folder, head(), compress=self.compress)
+        self.committed, self.waiting = set[int](), set[int]()
+        self.next_number, self.parts = 0, 0
+        self.failed, self.state = Counter[str](), None
+
+    def use(self, numbers: set[int]) -> set[int]:
+        self.next_number = max(self.next_number, *(number + 1 for number in numbers))
+        return numbers
+
+    def drawn(self) -> list[int]:
+        used = self.committed | self.waiting
+        return self.rng.sample(sorted({*range(90)} - used), self.rng.randrange(1, 6))
+
+    def note(self) -> dict[str, Any]:
+        """Return what a commit adds to the manifest."""
+        note = self.rng.choice([{}, {"failed": {"env": 2}}, {"failed": {"env": 1}, "state": self.rng.random()}])
+        self.failed.update(note.get("failed", {}))
+        self.state = note.get("state", self.state)
+        return note
+
+    def add(self) -> None:
+        numbers = self.drawn()
+        self.writer.add([episode(number) for number in numbers])
+        self.waiting |= self.use({*numbers})
+
+    def add_without_numbers(self) -> None:
+        """They get the next numbers, also after an episode with a number."""
+        first = self.next_number + self.rng.randrange(3)
+        self.writer.add([episode(first), *(episode(first + k, number=-1) for k in (1, 2))])
+        self.waiting |= self.use({first, first + 1, first + 2})
+
+    def add_again(self) -> None:
+        """A refused call adds nothing."""
+        used = sorted(self.committed | self.waiting)
+        for wrong in ([tree_episode(99)], *([episode(99), episode(number)] for number in used[:1])):
+            with pytest.raises(DatasetError):
+                self.writer.add(wrong)
+
+    def commit(self) -> None:
+        self.writer.commit(**self.note())
+        assert self.writer.waiting_bytes == 0
+        self.committed, self.waiting = self.committed | self.waiting, set()
+
+    def adopt(self) -> None:
+        """Another writer fills a part of the data set, which goes on while its shards are adopted."""
+        self.parts += 1
+        name = f"shards/w{self.parts:03d}"
+        with StoreWriter(self.folder / name, head()) as part:
+            for _ in range(2):
+                numbers = self.drawn()
+                part.add([episode(number) for number in numbers])
+                part.commit(failed={"env": 1})
+                self.failed["env"] += 1
+                assert [number for line in self.writer.adopt(name) for number in line.episodes] == numbers
+                assert self.writer.adopt(name) == []
+                self.committed |= self.use({*numbers})
+            if self.waiting:
+                part.add(episode(min(self.waiting)))
+                part.commit()
+                with pytest.raises(DatasetError, match="which are stored already"):
+                    self.writer.adopt(name)
+
+    def resume(self) -> None:
+        """The next writer removes what a killed writer has left, and continues without its uncommitted episodes."""
+        self.writer.close()
+        for name in ("000777", "000778.partial"):
+            put(self.folder, f"shards/{name}/obs.npy")
+        with open(self.folder / "manifest.jsonl", "ab") as file:
+            file.write(b'{"line": "sha')
+        self.check()
+        self.writer = StoreWriter(self.folder, head(), resume=True, compress=self.compress)
+        assert {*self.writer.committed.tolist()} == self.committed
+        shards = {f"shards/{path.name}" for path in self.folder.glob("shards/*")}
+        assert shards == {*Dataset(self.folder).shard_files}
+        self.waiting, self.next_number = set(), max(self.committed, default=-1) + 1
+
+    def check(self, end: int | None = None) -> None:
+        data = Dataset(self.folder)
+        expected = sorted(number for number in self.committed if end is None or number < end)
+        assert (data.numbers.tolist(), data.complete) == (expected, end is not None)
+        assert (data.failed, data.state) == (self.failed, self.state)
+        for number, found in zip(expected, data, strict=True):
+            assert_same(found, episode(number))
+
+    def end(self) -> None:
+        """In a complete data set, readers see the episodes below its end."""
+        self.add()
+        end = self.rng.choice([max(self.committed | self.waiting) + 1, 30])
+        self.writer.end(episodes=end)
+        self.committed |= self.waiting
+        with pytest.raises(DatasetError):
+            self.writer.add(episode(99))
+        self.writer.close()
+        self.check(end)
+        if max(self.committed) >= end:
+            with pytest.raises(DatasetError, match=r"readers ignore \d+ episodes from"):
+                StoreWriter(self.folder, None, resume=True, reopen=True)
+        else:
+            StoreWriter(self.folder, None, resume=True, reopen=True).close()  # as if it were killed here
+            end = None
+        self.check(end)
+        check_data_set(self.folder)
+
+
+@pytest.mark.guarantee("G12.5")
+def test_random_calls_of_a_writer_keep_what_was_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collector.store.writer.MOST_EPISODES", 3)  # so that a commit writes several shards
+    names = ("add", "add", "add_without_numbers", "add_again", "commit", "commit", "adopt", "resume")
+    for seed in range(5):
+        writing = Writing(tmp_path / str(seed), seed)
+        for name in random.Random(seed).choices(names, k=12):
+            getattr(writing, name)()
+            writing.check()
+        writing.end()
 
 
 @pytest.mark.guarantee("G12.1")
@@ -340,7 +417,7 @@ def test_a_writer_comes_in_while_others_make_and_remove_the_folder(
         return disturbed
 
     with monkeypatch.context() as patch:
-        kind, remove = SafeFolder, lambda: shutil.rmtree(tmp_path / "a")
+        kind, remove = disk.SafeFolder, lambda: shutil.rmtree(tmp_path / "a")
         patch.setattr(kind, "open", after("folder", remove, kind.open))
         patch.setattr(fcntl, "flock", after("file", lambda: (tmp_path / "a/writer.lock").unlink(), fcntl.flock))
         with StoreWriter(tmp_path / "a", head()), pytest.raises(DatasetError, match="is being written"):
@@ -348,106 +425,35 @@ def test_a_writer_comes_in_while_others_make_and_remove_the_folder(
     assert made == ["folder", "file"]
 
 
-def put(name: str) -> Callable[[Path], object]:
-    def make(folder: Path) -> None:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("ten years")
-
-    return make
+def put(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("ten years")
 
 
-@pytest.mark.parametrize(
-    ("prepare", "where", "options"),
-    [
-        (write, "", {}),
-        (lambda folder: put("thesis.tex")(write(folder)), "", {"overwrite": True}),
-        *((put(name), "", {"overwrite": True}) for name in ("holiday.png", "videos/holiday.mp4", "tensorboard/events")),
-        *((put("statistics.json"), "", {"overwrite": each}) for each in (False, True)),
-        (write, "b", {}),  # inside of a data set, which could then not be resumed
-        (lambda folder: (write(folder), (folder.parent / "link").symlink_to(folder)), "../link/deep/b", {}),
-        (write, "", {"resume": True, "head": make_head(OBS, ACTION, job={"env": "Numbers-v0", "seed": 1})}),
-        (write, "", {"resume": True, "head": make_head(OBS, spaces.Discrete(9), job=head()["job"])}),
-    ],
-)
-def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(
-    prepare: Any, where: str, options: dict[str, Any], tmp_path: Path
-) -> None:
-    prepare(tmp_path / "a")
-    before = files(tmp_path)
-    with pytest.raises(DatasetError):
-        StoreWriter(tmp_path / "a" / where, **{"head": head(), **options})
-    assert files(tmp_path) == before
-
-
-def test_overwriting_removes_the_manifest_first_and_is_repeated_if_it_is_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path)
-    (tmp_path / "videos").mkdir()
-    (tmp_path / "job.toml").write_text("seed = 3")  # which is kept
-    made: list[str] = []
-
-    def noted(name: str, real: Any) -> Any:
-        def call(*args: Any, **folder: int) -> Any:
-            made.append(f"{name} {args[0]}" if isinstance(args[0], str) else name)
-            if made[-1] == "rmdir videos" and made.count(made[-1]) == 1:
-                raise KeyboardInterrupt
-            return real(*args, **folder)
-
-        return call
-
-    for name in ("unlink", "fsync", "rmdir"):
-        monkeypatch.setattr(disk, name, noted(name, getattr(disk, name)))
-    with pytest.raises(KeyboardInterrupt):
-        StoreWriter(tmp_path, head(), overwrite=True)
-    assert made[:3] == ["unlink manifest.jsonl", "fsync", "unlink action.npy"]
-    assert len(Dataset(tmp_path)) == 0
-    write(tmp_path, [(7,)], overwrite=True)
-    assert [each for each in made if each.startswith("unlink")][-1] == "unlink dataset.json"
-    assert Dataset(tmp_path).numbers.tolist() == [7]
-    assert (tmp_path / "job.toml").read_text() == "seed = 3"
-
-
-def test_a_resumed_data_set_continues_without_what_was_not_committed(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path, head()) as writer:
-        writer.add(episode(3))
-        writer.commit(failed={"env": 1}, state=[1])
-        writer.add(episode(1))  # and is not committed
-    for name in ("000007", "000008.partial"):
-        put(f"shards/{name}/obs.npy")(tmp_path)
-    with open(tmp_path / "manifest.jsonl", "ab") as file:
-        file.write(b'{"line": "sha')
-    with StoreWriter(tmp_path, head(), resume=True) as writer:
-        assert writer.committed.tolist() == [3]
-        assert [path.name for path in (tmp_path / "shards").iterdir()] == ["000000"]
+def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    """`tests/messages` has folders that hold a data set."""
+    for number, name in enumerate(("holiday.png", "videos/holiday.mp4", "tensorboard/events", "statistics.json")):
+        folder = tmp_path / str(number)
+        put(folder, name)
+        before = files(tmp_path)
         with pytest.raises(DatasetError):
-            writer.add([episode(2), episode(3)])
-        writer.add(episode(1))
-        writer.end()
-    data = Dataset(tmp_path)
-    assert (data.numbers.tolist(), data.failed, data.state) == ([1, 3], {"env": 1}, [1])
-    check_data_set(tmp_path)
-
-
-def test_a_complete_data_set_that_is_reopened_has_no_end_until_the_next_one(tmp_path: Path) -> None:
-    before = [each.obs.tobytes() for each in Dataset(write(tmp_path))]
-    StoreWriter(tmp_path, None, resume=True, reopen=True).close()  # as if it were killed here
-    assert (Dataset(tmp_path).complete, [each.obs.tobytes() for each in Dataset(tmp_path)]) == (False, before)
-    with StoreWriter(tmp_path, None, resume=True, reopen=True) as writer:
-        writer.end(episodes=5)
-    with StoreWriter(tmp_path, None, resume=True) as writer, pytest.raises(DatasetError):
-        writer.add(episode(8))
-    for _ in range(2):
-        with pytest.raises(DatasetError, match=r"readers ignore \d+ episodes from"):
-            StoreWriter(tmp_path, None, resume=True, reopen=True)
-    assert len(Dataset(tmp_path)) == 5
+            StoreWriter(folder, head(), overwrite=True)
+        assert files(tmp_path) == before, name
+    with pytest.raises(DatasetError):  # which would be taken for the statistics of the new data set
+        StoreWriter(folder, head())
+    (tmp_path / "link").symlink_to(write(tmp_path / "a"))
+    before = files(tmp_path)
+    for wrong in (make_head(OBS, spaces.Discrete(9), job=head()["job"]), make_head(OBS, ACTION)):
+        with pytest.raises(DatasetError):
+            StoreWriter(tmp_path / "a", wrong, resume=True)
+    with pytest.raises(DatasetError):  # inside of a data set, which could then not be resumed
+        StoreWriter(tmp_path / "link/deep/b", head())
+    assert files(tmp_path) == before
 
 
 def test_a_line_that_readers_would_refuse_is_not_written(tmp_path: Path) -> None:
     wrong: list[Any] = [-1, 2**53, 2.5, np.int64(3)]
-    with StoreWriter(tmp_path / "a", head()) as writer:
-        with pytest.raises(DatasetError):
-            writer.end(episodes=3)
+    with StoreWriter(tmp_path, head()) as writer:
         writer.add(episode(2))
         for count in wrong:
             with pytest.raises((ValueError, TypeError)):
@@ -455,12 +461,13 @@ def test_a_line_that_readers_would_refuse_is_not_written(tmp_path: Path) -> None
         for failed, state in (({"env": -1}, None), ({}, "\ud800")):
             with pytest.raises(ValueError, match=r"int|truncated"):
                 writer.commit(failed=failed, state=state)
-        assert files(tmp_path / "a")["manifest.jsonl"] == b""
-        writer.end(episodes=5)
-    assert (Dataset(tmp_path / "a").end, Dataset(tmp_path / "a").numbers.tolist()) == (5, [2])
-    with StoreWriter(tmp_path / "b", head()) as writer:
+        assert files(tmp_path)["manifest.jsonl"] == b""
+
+
+def test_a_data_set_may_end_without_episodes(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path, head()) as writer:
         writer.end(episodes=0)
-    assert (Dataset(tmp_path / "b").end, len(Dataset(tmp_path / "b"))) == (0, 0)
+    assert (Dataset(tmp_path).end, len(Dataset(tmp_path))) == (0, 0)
 
 
 def test_an_added_episode_is_a_copy_and_its_flags_may_be_numbers(tmp_path: Path) -> None:
@@ -473,23 +480,6 @@ def test_an_added_episode_is_a_copy_and_its_flags_may_be_numbers(tmp_path: Path)
     assert_same(Dataset(tmp_path)[0], tree_episode(2))
 
 
-def test_a_line_of_the_manifest_is_never_too_long_for_its_reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("collector.store.writer.MOST_EPISODES", 3)
-    with StoreWriter(tmp_path, head()) as writer:
-        writer.add([episode(number) for number in range(8)])
-        writer.commit(failed={"env": 2}, state="here")
-        assert writer.waiting_bytes == 0
-        writer.add([episode(17), episode(0, number=-1), episode(1, number=-1)])  # which get the next numbers
-        writer.end()
-    data = Dataset(tmp_path)
-    assert data.numbers.tolist() == [*range(8), 17, 18, 19]
-    assert (data.failed, data.state, len(data.shard_files)) == ({"env": 2}, "here", 4)
-    for number, found in enumerate(data[:8]):
-        assert_same(found, episode(number))
-
-
 def test_later_infos_take_the_dtype_of_the_first(tmp_path: Path) -> None:
     with StoreWriter(tmp_path, make_head()) as writer:
         for number, (x, ok) in enumerate((([0.5, None, True], [True, None, np.True_]), ([1, 2, None], [None] * 3))):
@@ -500,32 +490,6 @@ def test_later_infos_take_the_dtype_of_the_first(tmp_path: Path) -> None:
     assert found["x"].tolist() == [0.5, 0.0, 1.0, 1.0, 2.0, 0.0]
     assert found["ok"].tolist() == [True, False, True, False, False, False]
     assert (found["x"].dtype, found["ok"].dtype) == (np.float64, np.bool_)
-
-
-def test_shards_of_parts_are_adopted_while_they_are_written(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path, head()) as driver:
-        parts = {name: StoreWriter(tmp_path / name, head()) for name in ("shards/w001", "shards/w002")}
-        for number, (name, part) in enumerate([*parts.items()] * 2):
-            part.add([episode(2 * number), episode(2 * number + 1)])
-            part.commit(failed={"env": 1})
-            (line,) = driver.adopt(name)
-            assert line.episodes == [2 * number, 2 * number + 1]
-            assert driver.adopt(name) == []
-        assert len(driver.committed) == 8
-        part.add(episode(8))
-        part.commit()
-        driver.add(episode(8))
-        with pytest.raises(DatasetError, match=r"w002 has episodes \[8\], which are stored already"):
-            driver.adopt(name)
-        for part in parts.values():
-            part.close()
-        with pytest.raises(DatasetError):
-            driver.add(tree_episode(9))
-        driver.end()
-    data = Dataset(tmp_path)
-    assert (data.shard_files, data.failed) == ([f"shards/{n:06d}" for n in range(5)], {"env": 4})
-    for number, found in enumerate(data):
-        assert_same(found, episode(number))
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -20,15 +20,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector import Dataset, DatasetError, Job, JobError, JobState, StoreWriter, resume_job, run_job
+from collector import Dataset, DatasetError, JobError, StoreWriter, resume_job, run_job
+from tests.support import job_envs
 from tests.support.backends import FULL
 from tests.support.command_line import command
 from tests.support.hostile import CORPUS, CORPUS_OF_TEXTS, lines_of, put_lines
-from tests.support.stored import episode, head, text_episode, write
+from tests.support.stored import episode, files, head, text_episode, write
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 MOST = 32 * 2**20
-JOB = Job(env="CartPole-v1", backend="dummy", num_envs=2, episodes=40, shard_bytes=2000)
+JOB = job_envs.job(num_envs=2, episodes=40, shard_bytes=2000)
 DROP = object()
 
 
@@ -49,12 +50,9 @@ def at_most(nbytes: int) -> Iterator[None]:
 def read_all(folder: Path) -> None:
     """Whatever a data set can be asked for."""
     data = Dataset(folder)
-    assert (data.observation_space, data.action_space) != (None, None)
-    for _ in data:
-        pass
-    data.transitions()
-    for _ in data.batches(4, seed=0, passes=1):
-        pass
+    _ = data.observation_space, data.action_space, data.transitions()
+    for found in (*data, *data.batches(4, seed=0, passes=1)):
+        assert len(found)
     if problems := data.verify():
         raise DatasetError(problems[0])
 
@@ -117,7 +115,7 @@ def test_a_damaged_folder_is_refused(names: Sequence[str], good: Path, tmp_path:
 
 
 def mutate(folder: Path, draws: list[tuple[int, int, int, bytes]]) -> None:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "writer.lock")
+    paths = [folder / name for name in files(folder)]
     for which, place, count, data in draws:
         path = paths[which % len(paths)]
         content = bytearray(path.read_bytes())
@@ -147,24 +145,18 @@ def fuzz_once(good: Path, folder: Path, draws: Any, known: bool, kind: str) -> N
             manifest = manifest.replace(b'"%s": [%d,' % (name, len(old)), b'"%s": [%d,' % (name, len(new)))
         (folder / "manifest.jsonl").write_bytes(manifest)
     with suppress(DatasetError):
-        data = Dataset(folder)
-        assert all(len(found) >= 1 for found in data)
-        data.verify()
-        for _ in data.batches(4, seed=0, passes=1):
-            pass
+        read_all(folder)
 
 
-def fuzz(examples: int) -> Any:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("examples", [pytest.param(60, marks=FULL), pytest.param(3000, marks=pytest.mark.slow)])
+def test_a_mutated_folder_is_read_or_refused(examples: int, good: Path, tmp_path: Path) -> None:
     @given(CHANGES, st.booleans(), st.sampled_from(["plain", "compressed", "texts"]))
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    def test(good: Path, draws: Any, known: bool, kind: str) -> None:
-        fuzz_once(good, good / "mutated", draws, known, kind)
+    def mutate_and_read(draws: Any, known: bool, kind: str) -> None:
+        fuzz_once(good, tmp_path / "mutated", draws, known, kind)
 
-    return test
-
-
-test_a_mutated_folder_is_read_or_refused = FULL(fuzz(60))
-test_so_are_many = pytest.mark.timeout(900)(pytest.mark.slow(fuzz(3000)))
+    mutate_and_read()
 
 
 @pytest.mark.guarantee("G12.3")
@@ -184,13 +176,8 @@ def test_a_line_that_names_large_spaces_takes_no_memory(tmp_path: Path) -> None:
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job that was stopped, with some shards."""
 
-    def stop(state: JobState) -> None:
-        if state.episodes >= 10:
-            raise KeyboardInterrupt
-
     folder = tmp_path_factory.mktemp("stopped") / "a"
-    with pytest.raises(KeyboardInterrupt):
-        run_job(JOB, folder, on_progress=stop)
+    job_envs.stopped(run_job, JOB, folder, on_progress=job_envs.stop_at(10))
     return folder
 
 
@@ -275,13 +262,14 @@ def test_a_link_or_a_fifo_is_named_and_nothing_is_changed(
 
 @FULL
 @pytest.mark.usefixtures("fonts")
-@pytest.mark.parametrize(("word", "name"), [("info", "metrics.jsonl"), ("plot", "returns.png"), ("video", "videos")])
-def test_a_command_that_looks_at_a_data_set_follows_no_link(word: str, name: str, folder: Path) -> None:
-    link(folder / name, folder.parent / "elsewhere")
-    before = contents(folder.parent)
-    done = command(word, folder)
-    assert (done.code, f"{name} is a link" in done.error) == (1, True)
-    assert contents(folder.parent) == before
+def test_a_command_that_looks_at_a_data_set_follows_no_link(stopped: Path, tmp_path: Path) -> None:
+    for word, name in (("info", "metrics.jsonl"), ("plot", "returns.png"), ("video", "videos")):
+        folder = Path(shutil.copytree(stopped, tmp_path / word / "a"))
+        link(folder / name, folder.parent / "elsewhere")
+        before = contents(folder.parent)
+        done = command(word, folder)
+        assert (done.code, f"{name} is a link" in done.error) == (1, True)
+        assert contents(folder.parent) == before
 
 
 @FULL

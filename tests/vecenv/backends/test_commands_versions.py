@@ -70,7 +70,7 @@ def test_python_3_10_gives_the_same_bits(old_python, worker, monkeypatch, capfd)
 @pytest.mark.timeout(1800)
 def test_python_3_10_keeps_the_promises_of_commands(old_python):
     """The tests of commands run in a pytest of their own, in which the workers run on Python 3.10."""
-    names = [ROOT / f"tests/vecenv/backends/{name}.py" for name in ("test_commands", "test_commands_end")]
+    names = [ROOT / f"tests/vecenv/backends/{name}.py" for name in ("test_commands", "test_commands_places")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-m", "not slow", *names]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "VECENV_WORKER": old_python}, capture_output=True, text=True

@@ -6,8 +6,6 @@ The contract suite, the fault matrix and the fuzzer of the engine have them too.
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -19,20 +17,13 @@ import pytest
 
 from collector import SyncDataCollector
 from tests.fuzz.envs import assert_same
-from tests.support.coroutine_envs import AsCoroutines, Coroutines, CoroutineVectorEnv, Gated
-from tests.support.faulty import Counter
+from tests.support.coroutine_envs import AsCoroutines, Coroutines, Gated
 from tests.support.ledger import CLOSED, Ledger, wait_until
-from tests.support.paths import ROOT
-from vecenv import (
-    DummyVectorEnv,
-    EnvStepError,
-    ThreadVectorEnv,
-    VectorEnvError,
-    WorkerTimeoutError,
-)
+from tests.support.programs import output_of
+from vecenv import EnvStepError, ThreadVectorEnv, VectorEnvError, WorkerTimeoutError
 from vecenv.testing import CountingEnv
 
-LIMIT = 0.5
+LIMIT = 0.3
 
 
 def loop_threads() -> list[threading.Thread]:
@@ -59,35 +50,14 @@ def test_all_coroutine_envs_wait_at_once_in_one_event_loop(options: Any) -> None
     with ThreadVectorEnv([partial(Meets, i, barrier) for i in range(n)], **options) as venv:
         assert venv.num_workers == n
         assert len(loop_threads()) == 1
-        wait_until(lambda: not any(thread.name.startswith("vecenv-block-") for thread in threading.enumerate()))
         venv.reset(seed=0)
-        for t in (1, 2, 3):
-            venv.send(np.arange(n))
-            while venv.waiting_id:
-                obs, *_, info = venv.recv()
-                assert obs[:, 2].tolist() == [t] * len(obs)
-                assert obs[:, 3].tolist() == [row["env_id"] for row in info]
-                assert {row["thread"] for row in info} == {"vecenv-event-loop"}
+        venv.send(np.arange(n))
+        found = []
+        while venv.waiting_id:
+            found += venv.recv()[4].tolist()
+        assert sorted(row["env_id"] for row in found) == list(range(n))
+        assert {row["thread"] for row in found} == {"vecenv-event-loop"}
     assert loop_threads() == []
-
-
-def test_episodes_equal_those_of_ordinary_envs_and_coroutine_envs_mix_with_them() -> None:
-    def play(venv: Any) -> list[Any]:
-        rows = list(venv.reset(seed=3, options={"t": 1}))
-        for t in range(9):
-            rows += venv.step(np.arange(4) + t, reset=[1] if t == 2 else None, autoreset=np.arange(4) + 7)
-        return [
-            *(list(row) if isinstance(row, np.ndarray) else row for row in rows),
-            *(venv.render(), venv.call("length"), venv.get_env_attr("seeded")),
-        ]
-
-    fns = [partial(CountingEnv, i) for i in range(4)]
-    with DummyVectorEnv(fns) as venv:
-        want = play(venv)
-    for every in (1, 2):
-        with CoroutineVectorEnv(fns, every=every) as venv:
-            np.testing.assert_equal(play(venv), want)
-            assert venv.num_workers == 4
 
 
 def make_gated(n: int, notes: list[Any], **options: Any) -> ThreadVectorEnv:
@@ -103,13 +73,11 @@ def test_step_timeout_cancels_the_task_and_names_the_env_and_its_line() -> None:
         venv.call("shut", id=[1])
         error = ledger.fails(WorkerTimeoutError)
         assert f"env 1 has been busy for more than step_timeout={LIMIT} s; its task was cancelled" in str(error)
-        stack = str(error).partition("Env 1 was at\n")[2].splitlines()
-        assert stack[0].endswith("in step")
+        assert str(error).partition("Env 1 was at\n")[2].splitlines()[0].endswith("in step")
         assert "await self.gate.wait()" in str(error)
         assert (error.env_id, error.env_ids, error.pid) == (1, (1,), None)
         assert venv.alive() == [True, False, True]
-        wait_until(lambda: ("closed", 1) in notes)
-        assert notes == [("waits", 1), ("cancelled", 1), ("closed", 1)]
+        wait_until(lambda: notes == [("waits", 1), ("cancelled", 1), ("closed", 1)])
         ledger.born_again([1])
         ledger.goes_on([1], WorkerTimeoutError)
         assert venv.alive() == [True] * 3
@@ -120,71 +88,55 @@ def test_step_timeout_cancels_the_task_and_names_the_env_and_its_line() -> None:
         wait_until(lambda: notes[3:] == [("waits", 0), ("cancelled", 0), ("closed", 0)])
 
 
-class BlocksTheLoop(Coroutines):
-    """Env 1 waits in its second step without an await, as `time.sleep` does. `gate` is opened by the test."""
+class Acts(Coroutines):
+    """Env that calls `act` in step 2. If the result is a coroutine, the env awaits the result."""
 
-    def __init__(self, id: int, gate: threading.Event) -> None:
+    def __init__(self, id: int, act: Any) -> None:
         super().__init__(id)
-        self.gate = gate
+        self.act = act
 
     async def step(self, action: Any) -> Any:  # type: ignore[override]
         await asyncio.sleep(0)
-        if self.id == 1 and self.t == 1:
-            self.gate.wait()
+        if self.t == 1 and asyncio.iscoroutine(found := self.act(self.id)):
+            await found
         return super().step(action)
 
 
+def make_acting(n: int, act: Any, **options: Any) -> ThreadVectorEnv:
+    """Return envs that have made their first step."""
+    venv = ThreadVectorEnv([partial(Acts, i, act) for i in range(n)], **options)
+    venv.reset()
+    venv.step([0] * n)
+    return venv
+
+
 def test_an_env_that_blocks_the_event_loop_is_named_in_the_error_of_each_env_that_waits_for_it() -> None:
-    gate = threading.Event()
-    with ThreadVectorEnv([partial(BlocksTheLoop, i, gate) for i in range(20)], step_timeout=LIMIT) as venv:
-        venv.reset()
-        venv.step([0] * 20)
+    """As an env that calls `time.sleep` does."""
+    n, gate = 20, threading.Event()
+    with make_acting(n, lambda id: id == 1 and gate.wait(), step_timeout=LIMIT) as venv:
         begin = time.monotonic()
-        with pytest.raises(WorkerTimeoutError) as caught:
-            venv.step([0] * 20)
-        assert time.monotonic() - begin < 20 * LIMIT, "one env after the other"
-        text = str(caught.value)
-        assert "env 1 blocks the event loop" in text
-        assert "self.gate.wait()" in text
+        with pytest.raises(WorkerTimeoutError, match="env 1 blocks the event loop") as caught:
+            venv.step([0] * n)
+        assert time.monotonic() - begin < n * LIMIT, "one env after the other"
+        assert "gate.wait()" in str(caught.value)
         assert caught.value.env_id == 1
         with pytest.raises(WorkerTimeoutError, match="env 1 blocks the event loop") as other:
             venv.step([0], [venv.failed_id[-1]])
         assert other.value.bystander
         gate.set()
         venv.reset()
-        assert venv.step([0] * 20)[0][:, 2].tolist() == [1] * 20
-
-
-class Raises(Coroutines):
-    """Env that raises `error` in step 2, after an await."""
-
-    def __init__(self, id: int, error: BaseException) -> None:
-        super().__init__(id)
-        self.error = error
-
-    async def step(self, action: Any) -> Any:  # type: ignore[override]
-        await asyncio.sleep(0)
-        result = super().step(action)
-        if self.t == 2:
-            raise self.error
-        return result
+        assert venv.step([0] * n)[0][:, 2].tolist() == [1] * n
 
 
 @pytest.mark.guarantee("G8.2")
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (StopAsyncIteration(), StopAsyncIteration),
-        (asyncio.CancelledError(), EnvStepError),
-        (KeyboardInterrupt(), EnvStepError),
-    ],
-    ids=repr,
-)
-def test_an_error_of_an_env_is_raised_with_the_rows_of_the_others(error: BaseException, kind: Any) -> None:
-    with ThreadVectorEnv([partial(Raises, 0, error), partial(Counter, 1)], num_workers=2) as venv:
-        venv.reset()
-        venv.step([0, 0])
-        with pytest.raises(kind) as caught:
+@pytest.mark.parametrize("error", [StopAsyncIteration(), asyncio.CancelledError(), KeyboardInterrupt()], ids=repr)
+def test_an_error_of_an_env_is_raised_with_the_rows_of_the_others(error: BaseException) -> None:
+    def fail(id: int) -> None:
+        if id == 0:
+            raise error
+
+    with make_acting(2, fail) as venv:
+        with pytest.raises(type(error) if isinstance(error, Exception) else EnvStepError) as caught:
             venv.step([0, 0])
         assert "env 0, step()" in caught.value.__notes__
         assert caught.value.partial.env_id.tolist() == [1]
@@ -192,22 +144,15 @@ def test_an_error_of_an_env_is_raised_with_the_rows_of_the_others(error: BaseExc
         assert venv.step([0, 0])[0][:, 2].tolist() == [1, 3]
 
 
-class StartsTask(Coroutines):
-    """Env whose own background task raises SystemExit in step 2, which ends the event loop."""
-
-    async def step(self, action: Any) -> Any:  # type: ignore[override]
-        if self.id == 0 and self.t == 1:
-            await asyncio.create_task(self.exit())
-        return super().step(action)
-
-    async def exit(self) -> None:
+def test_if_a_task_of_an_env_ends_the_event_loop_all_its_envs_are_lost_until_their_reset() -> None:
+    async def leave() -> None:
         raise SystemExit("from a task")
 
+    async def start_task(id: int) -> None:
+        if id == 0:
+            await asyncio.create_task(leave())
 
-def test_if_a_task_of_an_env_ends_the_event_loop_all_its_envs_are_lost_until_their_reset() -> None:
-    with ThreadVectorEnv([partial(StartsTask, i) for i in range(3)], step_timeout=20) as venv:
-        venv.reset()
-        venv.step([0] * 3)
+    with make_acting(3, start_task, step_timeout=20) as venv:
         with pytest.raises(VectorEnvError, match=r"task of env \d has ended with SystemExit: from a task"):
             venv.step([0] * 3)
         venv.reset()
@@ -227,31 +172,22 @@ def test_close_cancels_steps_in_flight_and_waits_for_each_close() -> None:
     assert loop_threads() == []
 
 
-class IgnoresCancel(Coroutines):
-    """Env whose step goes on after a cancellation, until `gate` is opened by the test."""
+@pytest.mark.guarantee("G9.3")
+def test_close_is_bounded_though_a_step_goes_on_after_its_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vecenv.engine.lifetime.CLOSE_TIMEOUT", 0.3)
+    gate, begun = threading.Event(), threading.Event()
 
-    def __init__(self, id: int, gate: threading.Event, begun: list[int]) -> None:
-        super().__init__(id)
-        self.gate, self.begun = gate, begun
-
-    async def step(self, action: Any) -> Any:  # type: ignore[override]
-        self.begun.append(self.id)
-        while self.id == 1 and not self.gate.is_set():
+    async def ignore_cancel(id: int) -> None:
+        begun.set()
+        while id == 1 and not gate.is_set():
             try:
                 await asyncio.sleep(0.01)
             except asyncio.CancelledError:
                 continue
-        return super().step(action)
 
-
-@pytest.mark.guarantee("G9.3")
-def test_close_is_bounded_though_a_step_goes_on_after_its_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vecenv.engine.lifetime.CLOSE_TIMEOUT", 0.3)
-    gate, begun = threading.Event(), list[int]()
-    venv = ThreadVectorEnv([partial(IgnoresCancel, i, gate, begun) for i in range(3)])
-    venv.reset()
+    venv = make_acting(3, ignore_cancel)
     venv.send([0] * 3)
-    wait_until(lambda: len(begun) == 3)
+    assert begun.wait(20)
     begin = time.monotonic()
     with pytest.warns(RuntimeWarning, match=r"tasks of envs \[1\] did not close in time and continue") as warned:
         venv.close()
@@ -309,6 +245,4 @@ venv.reset()
 venv.call("shut", id=[1])
 venv.send([0] * 3)
 """
-    command = [sys.executable, "-W", "error", "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert output_of("-W", "error", "-c", program) == ""

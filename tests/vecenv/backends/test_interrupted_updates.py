@@ -14,11 +14,15 @@ from vecenv import RunningMeanStd, SharedState
 
 
 @pytest.mark.guarantee("G13.3")
-@pytest.mark.parametrize("in_two_slots", [False, pytest.param(True, marks=FULL)])
-def test_an_interrupted_update_of_a_shared_state_is_whole_or_absent(in_two_slots: bool) -> None:
-    """And no later update waits, also of a second thread."""
-    arrays = {"a": np.zeros(3), "b": np.zeros(()), "x_mean": np.zeros(3), "x_var": np.ones(3), "x_count": np.zeros(())}
-    state, n, done = SharedState(arrays, share=True), 0, 0.0
+@pytest.mark.parametrize(
+    ("loads", "in_two_threads"), [(False, False), (True, True), pytest.param(False, True, marks=FULL)]
+)
+def test_an_interrupted_change_of_a_shared_state_is_whole_or_absent(loads: bool, in_two_threads: bool) -> None:
+    """And no later update waits, also of a second thread. All arrays hold the same number, two as statistics."""
+
+    def arrays_of(number: float) -> dict[str, np.ndarray]:
+        arrays = {name: np.full(3, number) for name in ("a", "x_mean")}
+        return {**arrays, "x_var": np.ones(3), "x_count": np.array(number), "b": np.array(number)}
 
     def update() -> None:
         with state.update() as arrays:
@@ -27,43 +31,19 @@ def test_an_interrupted_update_of_a_shared_state_is_whole_or_absent(in_two_slots
             arrays["x_count"] += 1
             arrays["x_mean"][...] = arrays["b"]
 
-    interrupted = True
+    state, n, done, interrupted = SharedState(arrays_of(0.0), share=True), 0, 0.0, True
     while interrupted:
         n += 1
-        interrupted = interrupted_at(n, update)
+        wanted = 1000.0 * n if loads else done + 1
+        interrupted = interrupted_at(n, partial(state.replace, arrays_of(wanted)) if loads else update)
         values = state.read()
-        assert values["b"] in (done, done + 1)
+        assert values["b"] in (done, wanted)
         done = float(values["b"])
-        if in_two_slots:
+        if in_two_threads:
             in_a_thread(update)
             values, done = state.read(), done + 1
-        for name in ("a", "x_mean"):
-            np.testing.assert_allclose(values[name], [done] * 3, rtol=1e-12)
-        assert values["x_count"] == done
-    assert n > 100
-
-
-def test_an_interrupted_load_is_whole_or_absent() -> None:
-    state, n = SharedState({"a": np.zeros(3), "b": np.zeros(())}, share=True), 0
-
-    def add_one() -> None:
-        with state.update() as arrays:
-            arrays["a"] += 1
-            arrays["b"] += 1
-
-    in_a_thread(add_one)
-    interrupted = True
-    while interrupted:
-        n += 1
-        before = float(state.read()["b"])
-        number = 1000.0 * n
-        arrays = {"a": np.full(3, number), "b": np.array(number)}
-        interrupted = interrupted_at(n, partial(state.replace, arrays))
-        values = state.read()
-        assert values["a"].tolist() == [values["b"]] * 3
-        assert values["b"] in (before, number)
-        in_a_thread(add_one)
-        assert state.read()["b"] == values["b"] + 1
+        for name in ("a", "x_mean", "x_count", "b"):
+            np.testing.assert_allclose(values[name], done, rtol=1e-12)
     assert n > 30
 
 
@@ -81,7 +61,7 @@ def test_an_interrupted_update_of_running_statistics_is_whole_or_absent(nan: boo
             new.update(before)
             new.update(rows)
             rms.update(before)
-            interrupted = interrupted_at(n, lambda rms=rms: rms.update(rows))
+            interrupted = interrupted_at(n, partial(rms.update, rows))
             states = [repr(each.state_dict()) for each in (rms, old, new)]
             rms.update(np.zeros((0, 3)))
             assert states[0] in states[1:] or rms.count == old.count == 0

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
-import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 
-from tests.support.backends import FULL
+from tests.support.backends import FULL, full
 from tests.support.ledger import kill
 from vecenv import EnvCreator, SharedMemoryError, ShmemVectorEnv, WorkerDiedError
+from vecenv.testing import CountingEnv
 
 MIB = 2**20
-SIZE = 20 * MIB
-needs_smaps = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc/PID/smaps")
 
 
-class Holder(gymnasium.Env[Any, Any]):
-    """Env that holds an object, and reads all of it at each reset."""
-
-    observation_space: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    action_space: spaces.Space[Any] = spaces.Discrete(2)
+class Holder(CountingEnv):
+    """Env that holds an object."""
 
     def __init__(self, held: Any) -> None:
+        super().__init__()
         self.held = held
 
     def sum(self) -> float:
@@ -46,19 +39,13 @@ class Holder(gymnasium.Env[Any, Any]):
     def where(self) -> int:
         return os.getpid()
 
-    def form(self) -> tuple[Any, ...]:
+    def description(self) -> tuple[Any, ...]:
         held = self.held
         return held.dtype.str, held.shape, held.flags.f_contiguous, held.flags.writeable
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return np.array([self.sum()]), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.array([self.sum()]), 0.0, False, False, {}
-
 
 class Tensors(Holder):
-    def forms(self) -> list[Any]:
+    def description(self) -> Any:
         return [(type(each).__name__, each.dtype, each.shape, each.stride(), each.requires_grad) for each in self.held]
 
     def sum(self) -> float:
@@ -90,32 +77,40 @@ def test_an_array_arrives_as_from_any_pickle(tmp_path: Path) -> None:
     in_file = np.load(tmp_path / "data.npy", mmap_mode="r")
     expected = [*(Holder(pickle.loads(pickle.dumps(array, protocol=5))) for array in ARRAYS), Holder(in_file)]
     with ShmemVectorEnv([partial(Holder, array) for array in (*ARRAYS, in_file)], num_workers=1) as venv:
-        assert venv.call("form") == [each.form() for each in expected]
+        assert venv.call("description") == [each.description() for each in expected]
         assert venv.call("sum") == [each.sum() for each in expected]
         assert type(venv.get_env_attr("held")[-1]) is np.memmap
 
 
-def functions(array: np.ndarray) -> dict[str, Any]:
+def variants(array: np.ndarray) -> list[Any]:
     creator = EnvCreator(Holder, held=array)
-    return {
-        "partial": [partial(Holder, array) for _ in range(4)],
-        "lambda": [lambda: Holder(array) for _ in range(4)],
-        "the same function": [partial(Holder, array)] * 4,
-        "creator": [creator] * 4,
-        "variants": [creator.make_variant() for _ in range(4)],
-    }
+    return [creator.make_variant() for _ in range(4)]
 
 
-@pytest.mark.parametrize(
-    "kind", ["partial", *(pytest.param(kind, marks=FULL) for kind in [*functions(np.ones(1))][1:])]
-)
-def test_an_env_that_writes_into_its_array_changes_no_other(kind: str) -> None:
+FUNCTIONS: dict[str, Callable[[np.ndarray], list[Any]]] = {
+    "partial": lambda array: [partial(Holder, array) for _ in range(4)],
+    "lambda": lambda array: [lambda: Holder(array) for _ in range(4)],
+    "the same function": lambda array: [partial(Holder, array)] * 4,
+    "creator": lambda array: [EnvCreator(Holder, held=array)] * 4,
+    "variants": variants,
+}
+
+
+@pytest.mark.parametrize("kind", ["partial", *full([*FUNCTIONS][1:])])
+def test_an_array_is_sent_once_and_an_env_that_writes_changes_no_other(kind: str) -> None:
     """So equal results follow for every number of workers, as in the originals, which have a process per env."""
-    array = np.ones(40_000)
-    with ShmemVectorEnv(functions(array)[kind], num_workers=2) as venv:
+    array = np.ones(MIB // 8)
+    with ShmemVectorEnv(FUNCTIONS[kind](array), num_workers=2) as venv:
+        assert file_size() == MIB
         venv.call("fill", 5, id=1)
-        assert venv.call("sum") == [40_000.0, 200_000.0, 40_000.0, 40_000.0]
+        assert venv.call("sum") == [len(array), 5 * len(array), len(array), len(array)]
     assert (array == 1).all()
+
+
+def file_size() -> int:
+    """Return the bytes of the files with large data that this process has open."""
+    links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return sum(link.stat().st_size for link in links if link.exists() and "vecenv-env-fns" in str(link.readlink()))
 
 
 class Makes:
@@ -139,45 +134,6 @@ def test_arrays_at_the_same_address_are_shared_only_if_they_are_equal() -> None:
         assert venv.call("sum") == [40_000.0, 80_000.0, 80_000.0, 40_000.0]
 
 
-def mapped(pid: int) -> dict[str, int]:
-    """Return the bytes of a worker's mappings of large data, by the names in /proc/PID/smaps."""
-    text = Path(f"/proc/{pid}/smaps").read_text()
-    found = {"Pss": 0, "Anonymous": 0, "Size": 0}
-    for region in re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", text):
-        if "vecenv-env-fns" in region.partition("\n")[0]:
-            for name in found:
-                found[name] += 1024 * int(re.search(rf"(?m)^{name}: +(\d+) kB", region)[1])  # type: ignore[index]
-    return found
-
-
-@pytest.fixture
-def traced() -> Iterator[None]:
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
-
-
-@needs_smaps
-@pytest.mark.parametrize("kind", ["partial", *(pytest.param(kind, marks=FULL) for kind in ("lambda", "variants"))])
-@pytest.mark.usefixtures("traced")
-def test_all_workers_share_one_copy_of_an_array(kind: str) -> None:
-    env_fns = functions(np.ones(SIZE // 8))[kind]
-    before = tracemalloc.get_traced_memory()[0]
-    tracemalloc.reset_peak()
-    with ShmemVectorEnv(env_fns, num_workers=2) as venv:
-        assert file_size() == SIZE
-        assert tracemalloc.get_traced_memory()[1] - before < SIZE / 2, "the caller pickles no copy"
-        venv.reset()
-        workers = {pid: mapped(pid) for pid in venv.call("where")}
-        assert len(workers) == 2
-        assert all(found["Size"] >= 2 * SIZE for found in workers.values()), "a mapping per env"
-        assert sum(found["Pss"] for found in workers.values()) <= 1.05 * SIZE
-        assert not any(found["Anonymous"] for found in workers.values())
-        venv.call("fill", 2, id=0)
-        changed = [mapped(pid)["Anonymous"] for pid in workers]
-        assert changed == [SIZE, 0], "only the env that writes has a copy"
-
-
 def test_a_restarted_worker_gets_the_data_of_the_start() -> None:
     array = np.ones(40_000)
     with ShmemVectorEnv([partial(Holder, array) for _ in range(4)], num_workers=2) as venv:
@@ -191,13 +147,6 @@ def test_a_restarted_worker_gets_the_data_of_the_start() -> None:
         assert venv.call("sum") == [40_000.0, 40_000.0, 80_000.0, 80_000.0]
 
 
-def file_size() -> int:
-    """Return the bytes of the files with large data that this process has open."""
-    links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-    return sum(link.stat().st_size for link in links if link.exists() and "vecenv-env-fns" in str(link.readlink()))
-
-
-@needs_smaps
 def test_a_list_that_env_fns_share_is_pickled_once_and_each_env_gets_a_copy() -> None:
     shared = [b"a" * 3 * MIB]
     with ShmemVectorEnv([lambda i=i: Holder([i, shared]) for i in range(4)], num_workers=2) as venv:  # type: ignore[misc]
@@ -207,7 +156,6 @@ def test_a_list_that_env_fns_share_is_pickled_once_and_each_env_gets_a_copy() ->
         assert venv.get_env_attr("held") == [[0, shared], [1, [*shared, 7]], [2, shared], [3, shared]]
 
 
-@needs_smaps
 @FULL
 def test_tensors_are_shared_like_arrays() -> None:
     torch = pytest.importorskip("torch")
@@ -216,9 +164,7 @@ def test_tensors_are_shared_like_arrays() -> None:
     with torch.device("meta"):  # as with `torch.set_default_device`
         made = ShmemVectorEnv([partial(Tensors, held) for _ in range(3)], num_workers=1)
     with made as venv:
-        venv.reset()
-        assert venv.call("forms") == [Tensors(held).forms()] * 3
-        assert mapped(venv.call("where")[0])["Size"] > 3 * 500_000
+        assert venv.call("description") == [Tensors(held).description()] * 3
         venv.call("fill", 2, id=1)
         assert venv.call("sum") == [399_803.0, 799_606.0, 399_803.0]
 

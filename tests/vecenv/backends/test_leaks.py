@@ -16,57 +16,57 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.support.backends import PROCESS_BACKENDS, one_of
-from tests.support.faulty import Counter, RaisesInInit, RaisesOnStep, counters
-from tests.support.ledger import Column, Ledger, columns, kill, pids
+from tests.support.backends import FULL, PROCESS_BACKENDS, full, one_of
+from tests.support.faulty import RaisesInInit, RaisesOnStep, counters
+from tests.support.ledger import Ledger, kill, pids
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
 
 SLOPE = 20 * 1024
 """Bytes that this process may grow per cycle, because of rounding by the system and caches of the interpreter."""
 
 
-def shared_names() -> list[str]:
-    """Return the named files in /dev/shm that this process has mapped, because a kill would leave these files
-    behind.
-    """
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return sorted({line.split()[-1] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")})
+def mappings(pid: int | str = "self") -> list[str]:
+    return Path(f"/proc/{pid}/maps").read_text().splitlines()
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc/PID/maps")
 def test_close_unmaps_all_memory_without_the_garbage_collector() -> None:
+    def mapped() -> int:
+        return sum("memfd:vecenv" in line for line in mappings())
+
     gc.collect()
     gc.disable()
     try:
-        before = _mapped()
+        before = mapped()
         venv = ShmemVectorEnv(counters(2), num_workers=2)
         venv.reset(seed=0)
-        assert _mapped() > before
+        assert mapped() > before
         venv.close()
-        assert _mapped() == before
+        assert mapped() == before
     finally:
         gc.enable()
 
 
-def _mapped() -> int:
-    return Path("/proc/self/maps").read_text().count("memfd:vecenv")
-
-
 def cycle(venv_class: Any, k: int) -> None:
-    """Open, use and close a vector env. Every fifth cycle has a failure."""
-    options: dict[str, Any] = {} if venv_class is DummyVectorEnv else {"num_workers": 1 + k % 2}
+    """Open, use and close a vector env. Four of five cycles have a failure."""
     fault = k % 5
+    bad = [{}, {"env2": RaisesInInit}, {"env1": RaisesOnStep}, {}, {}][fault]
+    options: dict[str, Any] = {} if venv_class is DummyVectorEnv else {"num_workers": 1 + k % 2}
     if fault == 1:
         with pytest.raises(ValueError, match="boom"):
-            venv_class(counters(3, env2=RaisesInInit), **options)
+            venv_class(counters(3, **bad), **options)
         return
-    venv = venv_class(counters(3, env1=RaisesOnStep) if fault == 2 else counters(3), **options)
+    venv = venv_class(counters(3, **bad), **options)
     ledger = Ledger(venv)
     ledger.begin()
     if fault == 2:
         ledger.fails(ValueError)
     if fault == 3 and venv_class is not DummyVectorEnv:
-        kill_and_restart(ledger)
+        kill(pids(venv)[0])
+        with pytest.raises(WorkerDiedError):
+            venv.step([0] * 3)
+        venv.reset()
+        venv.step([0] * 3)
     if fault == 4:
         venv.send([0] * 3)
         del ledger
@@ -78,20 +78,12 @@ def cycle(venv_class: Any, k: int) -> None:
     venv.close()
 
 
-def kill_and_restart(ledger: Ledger) -> None:
-    kill(pids(ledger.venv)[0])
-    with pytest.raises(WorkerDiedError):
-        ledger.venv.step([0] * 3)
-    ledger.venv.reset()
-    ledger.venv.step([0] * 3)
-
-
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("count", [10, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("venv_class", one_of([DummyVectorEnv, *PROCESS_BACKENDS]))
 def test_cycles_leave_nothing_and_in_many_memory_does_not_grow(venv_class: Any, count: int) -> None:
     """The fixtures of all tests look for processes, descriptors, threads and shared memory that remain."""
-    for k in range(max(4, count // 20)):
+    for k in range(max(5, count // 20)):
         cycle(venv_class, k)
     before, memory = os.listdir(tempfile.gettempdir()), []
     for k in range(count):
@@ -106,41 +98,41 @@ def test_cycles_leave_nothing_and_in_many_memory_does_not_grow(venv_class: Any, 
         assert growth < SLOPE
 
 
+@FULL
 @pytest.mark.guarantee("G13.13")
-@columns("blocks", only=ShmemVectorEnv)
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
-def test_nothing_that_is_open_has_a_name(column: Column, context: str) -> None:
+def test_nothing_that_is_open_has_a_name(context: str) -> None:
     """A killed process cannot remove names. Other users cannot find or occupy memory without a name."""
-    with column.open(counters(4), context=context) as ledger:
-        ledger.begin()
-        assert shared_names() == []
-        for worker in set(pids(ledger.venv)):
-            lines = Path(f"/proc/{worker}/maps").read_text().splitlines()
+    with ShmemVectorEnv(counters(4), num_workers=2, context=context) as venv:
+        Ledger(venv).begin()
+        for pid in {os.getpid(), *pids(venv)}:
+            lines = mappings(pid)
             assert [line for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")] == []
 
 
-@columns("blocks", only=SubprocVectorEnv)
-def test_a_failed_start_for_want_of_descriptors_is_reported_and_leaves_nothing(column: Column) -> None:
-    column.backend(counters(1)).close()
+@FULL
+def test_a_failed_start_for_want_of_descriptors_is_reported_and_leaves_nothing() -> None:
+    SubprocVectorEnv(counters(1)).close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = {int(fd) for fd in os.listdir("/proc/self/fd")}
     free = [fd for fd in range(1000) if fd not in taken]
     resource.setrlimit(resource.RLIMIT_NOFILE, (free[20], hard))
     try:
         with pytest.raises(OSError, match=r"[Tt]oo many open files|ulimit"):
-            column.backend(counters(64), num_workers=64)
+            SubprocVectorEnv(counters(64), num_workers=64)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    with column.open(counters(4)) as ledger:
-        ledger.begin()
+    with SubprocVectorEnv(counters(4)) as venv:
+        Ledger(venv).begin()
 
 
 @pytest.mark.timeout(300)
-@columns("blocks", dummy=False)
-def test_stepping_for_long_with_infos_and_faults_does_not_grow(column: Column) -> None:
+@pytest.mark.parametrize("backend", full(PROCESS_BACKENDS))
+def test_stepping_for_long_with_infos_and_faults_does_not_grow(backend: Any) -> None:
     """The parent frees frames, extras and errors of earlier rounds."""
-    with column.open([partial(Counter, i) for i in range(3)] + [partial(RaisesOnStep, 3, at=50)]) as ledger:
+    with backend(counters(4, env3=partial(RaisesOnStep, at=50)), num_workers=2) as venv:
+        ledger = Ledger(venv)
         ledger.begin()
         blocks = []
         for k in range(2000):

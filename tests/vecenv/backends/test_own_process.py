@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
@@ -19,27 +20,26 @@ import pytest
 
 from collector import Dataset, Job, JobError, SyncDataCollector, run_job
 from tests.support import process_envs
-from tests.support.backends import FULL, RAY
+from tests.support.backends import FULL, RAY, full
 from tests.support.ledger import kill, pids
-from tests.support.process_envs import SIMULATOR, CountsInModule, OneEmulator
+from tests.support.process_envs import SIMULATOR, OneEmulator
 from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
     ParallelEnv,
     RayVectorEnv,
     ShmemVectorEnv,
-    SubprocVectorEnv,
     SyncVectorEnv,
     ThreadVectorEnv,
     WorkerDiedError,
     make_vec,
     tune,
 )
+from vecenv.testing import CountingEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 N, STEPS = 4, 4
 Make = Callable[..., Any]
-REFUSED = "Cannot create multiple emulator instances per process"
 
 
 def summed_rewards(env: Any) -> list[float]:
@@ -51,55 +51,18 @@ def summed_rewards(env: Any) -> list[float]:
         env.close()
 
 
-def original_rewards(env_fns: list[Any]) -> list[float]:
-    # Without shared memory, because gymnasium leaves its file open.
-    return summed_rewards(gymnasium.vector.AsyncVectorEnv(env_fns, False, context="fork"))
-
-
-def sb3_dummy(env_fns: list[Any]) -> Any:
-    from vecenv.sb3 import DummyVecEnv
-
-    return DummyVecEnv(env_fns)
-
-
-def sb3_subproc(env_fns: list[Any], num_workers: int | None = None) -> Any:
-    from vecenv.sb3 import SubprocVecEnv
-
-    return SubprocVecEnv(env_fns, num_workers=num_workers)
-
-
-def parallel_env(env_fns: list[Any], num_workers: int | None = None) -> Any:
-    return ParallelEnv(N, env_fns, num_processes=num_workers)
+def of_sb3(name: str, env_fns: list[Any]) -> Any:
+    return getattr(importlib.import_module("vecenv.sb3"), name)(env_fns)
 
 
 def made_by_id(env_fns: list[Any], **options: Any) -> Any:
     spec = gymnasium.envs.registration.EnvSpec("Counts-v0", entry_point=env_fns[0], disable_env_checker=True)
-    return make_vec(spec, len(env_fns), venv_kwargs={"num_workers": options.pop("num_workers", None)}, **options)
+    return make_vec(spec, len(env_fns), **options)
 
 
-def collected(env_fns: list[Any], backend: str = "shmem", **options: Any) -> Any:
-    """Return a collector's vector env."""
-    return SyncDataCollector(env_fns, frames_per_batch=N, backend=backend, **options).env
-
-
-auto = partial(collected, backend="auto")
-IN_PROCESSES = [
-    AsyncVectorEnv,
-    *(
-        pytest.param(each, marks=FULL)
-        for each in (ShmemVectorEnv, SubprocVectorEnv, sb3_subproc, parallel_env, made_by_id, collected)
-    ),
-    pytest.param(RayVectorEnv, marks=RAY),
-]
-
-
-@pytest.mark.parametrize("make", IN_PROCESSES)
-def test_a_worker_per_env_counts_as_the_originals_do(make: Make) -> None:
-    env_fns = [CountsInModule] * N
-    original = original_rewards(env_fns)
-    assert original == [N * (step + 1) for step in range(STEPS)]
-    assert summed_rewards(make(env_fns, num_workers=1)) != original
-    assert summed_rewards(make(env_fns, num_workers=N)) == original
+def collected(env_fns: list[Any], **options: Any) -> Any:
+    """Return the vector env that a collector chooses."""
+    return SyncDataCollector(env_fns, frames_per_batch=N, backend="auto", **options).env
 
 
 @pytest.fixture
@@ -125,11 +88,20 @@ def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.guarantee("G6.5")
 @pytest.mark.usefixtures("two_cpus")
-@pytest.mark.parametrize("make", [*IN_PROCESSES, pytest.param(auto, marks=FULL)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        AsyncVectorEnv,
+        *full([ShmemVectorEnv, partial(of_sb3, "SubprocVecEnv"), partial(ParallelEnv, N), made_by_id, collected]),
+        pytest.param(RayVectorEnv, marks=RAY),
+    ],
+)
 def test_envs_of_a_package_with_one_simulator_get_a_process_each(
     make: Make, simulated: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    original = original_rewards([simulated] * N)
+    # Without shared memory, because gymnasium leaves its file open.
+    original = summed_rewards(gymnasium.vector.AsyncVectorEnv([simulated] * N, False, context="fork"))
+    assert original == [N * (step + 1) for step in range(STEPS)]
     with caplog.at_level(logging.INFO, "vecenv"):
         assert summed_rewards(make([simulated] * N)) == original
     assert "bluesky-gym" in caplog.text
@@ -137,12 +109,7 @@ def test_envs_of_a_package_with_one_simulator_get_a_process_each(
 
 @FULL
 @pytest.mark.parametrize(
-    ("env", "backend"),
-    [
-        ("tests.support.process_envs:OneEmulator", "auto"),
-        ("tests.support.process_envs:OneEmulator", "subproc"),
-        ("bluesky_gym:Simulated-v0", "shmem"),
-    ],
+    ("env", "backend"), [("tests.support.process_envs:OneEmulator", "auto"), ("bluesky_gym:Simulated-v0", "shmem")]
 )
 def test_the_envs_of_a_job_get_a_process_each(env: str, backend: str, simulated: Any, tmp_path: Path) -> None:
     run_job(Job(env=env, episodes=4, num_envs=2, backend=backend, device="cpu"), tmp_path / "data")
@@ -154,8 +121,6 @@ def test_too_few_workers_for_envs_with_one_simulator_are_refused(simulated: Any)
     text += r"leave num_workers \(num_processes, max_concurrency\) out, or pass 2"
     with pytest.raises(ValueError, match=f"^{text}$"):
         ShmemVectorEnv([simulated] * 2, num_workers=1)
-    with pytest.raises(ValueError, match=f"^{text}$"):
-        ParallelEnv(2, simulated, num_processes=1, lazy=False)
     job = Job(env="bluesky_gym:Simulated-v0", episodes=2, num_envs=2, backend="shmem", num_workers=1)
     with pytest.raises(JobError, match=f"^bluesky_gym:Simulated-v0 cannot be made: {text}$"):
         run_job(job, "data")
@@ -163,11 +128,11 @@ def test_too_few_workers_for_envs_with_one_simulator_are_refused(simulated: Any)
 
 
 @pytest.mark.parametrize(
-    "make", [DummyVectorEnv, *(pytest.param(each, marks=FULL) for each in (ThreadVectorEnv, SyncVectorEnv, sb3_dummy))]
+    "make", [DummyVectorEnv, *full([ThreadVectorEnv, SyncVectorEnv, partial(of_sb3, "DummyVecEnv")])]
 )
 def test_envs_with_one_simulator_in_this_process_warn(make: Make, simulated: Any, recwarn: Any) -> None:
     make([simulated]).close()
-    make([CountsInModule] * 2).close()
+    make([CountingEnv] * 2).close()
     assert not recwarn.list
     with pytest.warns(RuntimeWarning, match="^2 envs are from bluesky-gym, .* ShmemVectorEnv, AsyncVectorEnv") as seen:
         make([simulated] * 2).close()
@@ -190,30 +155,28 @@ def no_open_emulators() -> Iterator[None]:
     ("make", "hint"),
     [
         (partial(ShmemVectorEnv, num_workers=1), "Pass num_workers=2 for a process per env."),
-        pytest.param(partial(sb3_subproc, num_workers=1), "Pass num_workers=2 for a process per env.", marks=FULL),
         pytest.param(partial(RayVectorEnv, num_workers=1), "Pass num_workers=2 for a process per env.", marks=RAY),
         (DummyVectorEnv, "Use ShmemVectorEnv, AsyncVectorEnv or SubprocVecEnv with num_workers=2"),
         pytest.param(partial(ThreadVectorEnv, num_workers=1), "Use ShmemVectorEnv, AsyncVectorEnv", marks=FULL),
-        pytest.param(sb3_dummy, "Use ShmemVectorEnv, AsyncVectorEnv", marks=FULL),
     ],
 )
 def test_a_constructor_that_fails_beside_another_env_hints_at_a_process_per_env(make: Make, hint: str) -> None:
-    with pytest.raises(RuntimeError, match=REFUSED) as raised:
+    with pytest.raises(RuntimeError, match="Cannot create multiple emulator") as raised:
         make([OneEmulator] * 2)
     assert hint in raised.value.__notes__[-1]
 
 
 def test_a_constructor_that_fails_first_or_in_a_restart_has_no_hint(tmp_path: Path) -> None:
     process_envs.open_emulators = 1
-    with pytest.raises(RuntimeError, match=REFUSED) as raised:
+    with pytest.raises(RuntimeError, match="Cannot create multiple emulator") as first:
         DummyVectorEnv([OneEmulator] * 2)
-    assert not any("num_workers" in note for note in raised.value.__notes__)
     flag = tmp_path / "down"
 
-    class Connects(CountsInModule):
+    class Connects(CountingEnv):
         def __init__(self, id: int) -> None:
             if id and flag.exists():
                 raise ConnectionError("server is down")
+            super().__init__(id)
             self.pid = os.getpid()
 
     with ShmemVectorEnv([partial(Connects, 0), partial(Connects, 1)], num_workers=1) as venv:
@@ -222,17 +185,16 @@ def test_a_constructor_that_fails_first_or_in_a_restart_has_no_hint(tmp_path: Pa
         kill(pids(venv)[0])
         with pytest.raises(WorkerDiedError):
             venv.step([0, 0])
-        with pytest.raises(ConnectionError, match="server is down") as raised:
+        with pytest.raises(ConnectionError, match="server is down") as later:
             venv.reset()
-        assert not any("num_workers" in note for note in raised.value.__notes__)
+    assert not any("num_workers" in note for error in (first, later) for note in error.value.__notes__)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        auto,
-        pytest.param(partial(made_by_id, backend="auto"), marks=FULL),
-        pytest.param(partial(auto, step_timeout=60), marks=FULL),
+        collected,
+        *full([partial(made_by_id, backend="auto"), partial(collected, step_timeout=60)]),
     ],
 )
 def test_auto_tries_again_with_a_process_per_env(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -253,9 +215,9 @@ def test_the_first_error_remains_if_a_process_per_env_fails_too(in_workers: bool
     """A lock cannot be pickled, so `auto` chooses this process, and no worker can host the env."""
     lock = threading.Lock()
     options = {"step_timeout": 60} if in_workers else {}
-    env_fns: list[Any] = [CountsInModule if in_workers else lambda: lock and CountsInModule()] * 3 + [missing]
+    env_fns: list[Any] = [CountingEnv if in_workers else lambda: lock and CountingEnv()] * 3 + [missing]
     again = "FileNotFoundError: assets" if in_workers else r"TypeError: env_fns\[0\] cannot be sent to a worker"
     with pytest.raises(FileNotFoundError, match=r"^assets of level 2 are missing") as raised:
-        auto(env_fns, **options)
+        collected(env_fns, **options)
     assert "missing" in "".join(traceback.format_exception(raised.value))
     assert re.search(f"4 workers that run one env each fail too: {again}", raised.value.__notes__[-1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,59 +14,47 @@ from gymnasium import spaces
 from tests.support.backends import FULL
 from tests.support.cases import playing
 from tests.support.paths import ROOT
+from tests.support.programs import run_python
 from vecenv import SharedMemoryError, ShmemVectorEnv
 
-CONTRACT = """
-import warnings
-from functools import partial
-import numpy as np
+BIND = """
 from vecenv import ShmemVectorEnv
-from vecenv.testing import CountingEnv, check_vector_env
-
-class HoldsArray(CountingEnv):
-    def __init__(self, array):
-        super().__init__()
-        self.array = array
-    def fill(self, value):
-        self.array[:] = value
-    def sum(self):
-        return self.array.sum()
-
-check_vector_env(ShmemVectorEnv)
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    with ShmemVectorEnv([CountingEnv] * 2, num_workers=2, context="spawn", affinity=True) as venv:
-        venv.reset()
-        venv.step([0, 0])
-array = np.ones(40_000)
-with ShmemVectorEnv([partial(HoldsArray, array) for _ in range(3)], num_workers=2) as venv:
-    venv.call("fill", 2, id=1)
-    assert venv.call("sum") == [40_000, 80_000, 40_000]
-assert ["affinity=True has no effect" in str(warning.message) for warning in caught] == [True], caught
+from vecenv.testing import CountingEnv
+with ShmemVectorEnv([CountingEnv] * 2, num_workers=2, context="spawn", affinity=True) as venv:
+    venv.reset()
+    venv.step([0, 0])
 """
-ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
-    "VECENV_PORTABLE": "1",
-    "PYTHONPATH": str(ROOT),
-}
-"""Environment of a process that uses the fallbacks."""
+CONTRACT = "(keep_the_contract and ShmemVectorEnv and not Shares) or array_arrives or restarted_worker"
+
+
+def run_without_the_calls_of_linux(*arguments: str) -> None:
+    """Run tests in a process that uses the fallbacks."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environ |= {"VECENV_PORTABLE": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, env=environ, text=True, capture_output=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-8000:]
 
 
 @FULL
 @pytest.mark.timeout(300)
-def test_shmem_keeps_the_contract_without_the_calls_of_linux(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CONTRACT]
-    done = subprocess.run(command, env=ENVIRONMENT, text=True, capture_output=True, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_shmem_keeps_the_contract() -> None:
+    files = ["tests/vecenv/test_testing.py", "tests/vecenv/backends/test_large_env_fns.py"]
+    run_without_the_calls_of_linux(*files, "-m", "not full and not slow and not ray", "-k", CONTRACT)
+
+
+@FULL
+def test_affinity_warns_that_it_has_no_effect() -> None:
+    done = run_python("-c", BIND, VECENV_PORTABLE="1")
+    assert done.returncode == 0
+    assert done.stderr.count("RuntimeWarning: affinity=True has no effect") == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_all_backends_survive_faults_without_the_calls_of_linux() -> None:
+def test_all_backends_survive_faults() -> None:
     files = ["tests/faults/test_vector_envs.py", *(f"tests/vecenv/backends/test_{k}.py" for k in ("start", "leaks"))]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal", *files]
-    done = subprocess.run(command, env=ENVIRONMENT, text=True, capture_output=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout[-8000:]
+    run_without_the_calls_of_linux("-n", "2", "--dist", "worksteal", *files)
 
 
 def test_a_batch_larger_than_the_free_disk_space_is_refused_where_space_cannot_be_reserved(

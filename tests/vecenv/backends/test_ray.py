@@ -9,56 +9,43 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import psutil
 import pytest
 
 from collector import ActorConfig, AsyncDataCollector, RayCollector, SyncDataCollector
+from tests.fuzz.envs import assert_same
 from tests.support.collector_envs import arrays, assert_equal, lean
-from tests.support.faulty import Counter, counters
-from tests.support.ledger import Ledger, pids
+from tests.support.faulty import Counter, HangsElsewhere, counters
+from tests.support.ledger import Ledger, gone, pids
 from tests.support.local_ray import FAR, NEAR
 from tests.support.paths import ROOT
-from tests.support.shared_envs import counted
 from vecenv import (
     DummyVectorEnv,
-    EnvCreator,
     RayVectorEnv,
     SB3VecEnv,
     WorkerDiedError,
     WorkerTimeoutError,
     make_vec,
-    ray_cluster,
 )
-from vecenv.backends.pool.ray_worker import CallChannel
-from vecenv.testing import check_vector_env
+from vecenv.testing import CountingEnv, check_vector_env
 
 pytestmark = pytest.mark.local_ray
 CARTPOLE = partial(gym.make, "CartPole-v1")
 
 
-def spread(venv: RayVectorEnv) -> list[bool]:
-    """Return True for each actor on the node of this process."""
-    return [worker.on_this_node for worker in venv.engine.backend.pool.workers]
-
-
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    ("options", "places"),
-    [(NEAR, [True, True]), (FAR, [False, False]), ({}, [False, True])],
-    ids=["near", "far", "both"],
-)
-def test_results_do_not_depend_on_the_place_of_the_actors(options: dict[str, Any], places: list[bool]) -> None:
-    make = partial(RayVectorEnv, num_workers=2, **options)
+def test_results_do_not_depend_on_the_place_of_the_actors() -> None:
+    """The contract suite has actors on the driver's node, and actors on the other node."""
+    make = partial(RayVectorEnv, num_workers=2)
     with make([CARTPOLE] * 8) as venv:
-        assert sorted(spread(venv)) == places
+        assert sorted(worker.on_this_node for worker in venv.engine.backend.pool.workers) == [False, True]
     check_vector_env(make, ["rows", "mixed_rounds", "autoreset"])
 
 
@@ -69,37 +56,31 @@ def test_actors_that_find_no_place_are_an_error_that_says_what_was_asked_for() -
         RayVectorEnv([CARTPOLE] * 2, num_workers=2, num_cpus=1000, start_timeout=1)
 
 
-class Pictures(Counter):
-    """Env that shows its state in pixels. An episode has five steps."""
+class Pictures(CountingEnv):
+    """Env that shows its state in pixels."""
 
-    observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    def __init__(self, env_id: int) -> None:
+        super().__init__(env_id)
+        self.observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
-    def observe(self, action: Any) -> np.ndarray:
-        return np.random.default_rng([self.id, self.episode, self.t]).integers(0, 256, (4, 84, 84), np.uint8)
+    def _observation(self) -> np.ndarray:
+        seed = [self.env_id, self.episode, self.t]
+        return np.random.default_rng(seed).integers(0, 256, (4, 84, 84), np.uint8)
 
     def step(self, action: Any) -> Any:
-        obs, reward, _, _, info = super().step(action)
-        return obs, reward, self.t == 5, False, {**info, "note": "x" * 1000 * self.id}
+        *row, info = super().step(action)
+        return *row, {**info, "note": "x" * 1000 * self.env_id}
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("options", [{}, {"wait_num": 3}], ids=["all", "some"])
-def test_answers_that_are_larger_than_a_message_arrive_whole(options: dict[str, Any]) -> None:
+def test_answers_that_are_larger_than_a_message_arrive_whole() -> None:
     """A block of 8 pictures takes 226 KB, and the last observations of its episodes take the same."""
     env_fns = [partial(Pictures, i) for i in range(16)]
-    with RayVectorEnv(env_fns, num_workers=2, **options, **FAR) as venv, DummyVectorEnv(env_fns) as other:
+    with RayVectorEnv(env_fns, num_workers=2, **FAR) as venv, DummyVectorEnv(env_fns) as other:
         assert all(worker.channel.results == 4 for worker in venv.engine.backend.pool.workers)
-        assert np.array_equal(venv.reset()[0], other.reset()[0])
-        ids = list(range(16))
-        for _ in range(12):
-            obs, _, terminated, _, info = venv.step([0] * len(ids), ids, autoreset=True)
-            ids = [env_info["env_id"] for env_info in info]
-            for row, (i, env_info) in enumerate(zip(ids, info, strict=True)):
-                expected = other.step([0], [i], autoreset=True)
-                assert np.array_equal(obs[row], expected[0][0])
-                assert (terminated[row], env_info.get("note")) == (expected[2][0], expected[4][0].get("note"))
-                if terminated[row]:
-                    assert np.array_equal(env_info["final_obs"], expected[4][0]["final_obs"])
+        assert_same(venv.reset(), other.reset(), "reset")
+        for t in range(12):
+            assert_same(*(each.step([0] * 16, autoreset=True) for each in (venv, other)), f"step {t}")
 
 
 class HasTable(Counter):
@@ -113,29 +94,26 @@ class HasTable(Counter):
 
 @pytest.mark.ray
 @pytest.mark.parametrize("options", [NEAR, FAR], ids=["driver's node", "other node"])
-def test_env_fns_that_share_an_object_send_it_once(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_env_gets_a_copy_of_an_object_that_env_fns_share(options: dict[str, Any]) -> None:
     table = {"rows": np.arange(1_000_000)}
-    sent, start, put = [], CallChannel.start, ray_cluster.put_bytes
-
-    def count_start(self: CallChannel, method: str, *args: Any, **options: Any) -> None:
-        sent.append(sum(len(each) for each in args if isinstance(each, bytes)))
-        start(self, method, *args, **options)
-
-    def count_put(data: bytes) -> Any:
-        sent.append(len(data))
-        return put(data)
-
-    monkeypatch.setattr(CallChannel, "start", count_start)
-    monkeypatch.setattr(ray_cluster, "put_bytes", count_put)
     with RayVectorEnv([partial(HasTable, table, i) for i in range(4)], num_workers=2, **options) as venv:
-        assert table["rows"].nbytes < sum(sent) < 1.1 * table["rows"].nbytes
-        assert venv.get_env_attr("total") == [table["rows"].sum()] * 4, "each has a copy of its own"
+        assert venv.get_env_attr("total") == [table["rows"].sum()] * 4
         venv.reset()
         os.kill(pids(venv)[0], signal.SIGKILL)
         with pytest.raises(WorkerDiedError):
             venv.step([0] * 4)
         venv.reset(venv.failed_id)
-        assert venv.step([0] * 4)[0].shape == (4, 4)
+        assert venv.get_env_attr("total") == [table["rows"].sum()] * 4
+
+
+@pytest.mark.ray
+def test_a_worker_on_another_node_names_the_env_that_hangs() -> None:
+    with RayVectorEnv(counters(3, env1=HangsElsewhere), num_workers=1, step_timeout=2.0, **FAR) as venv:
+        venv.reset()
+        venv.step([0] * 3)
+        with pytest.raises(WorkerTimeoutError, match=r"env 1 has been busy for more than step_timeout=2.0 s") as found:
+            venv.reset([1, 2])
+        assert "on_reset" in str(found.value), "the stack"
 
 
 WITHOUT_VECENV = """
@@ -187,9 +165,8 @@ def test_collectors_take_it() -> None:
 
 
 DRIVER = """
-import sys, time
-import ray
-from tests.support.faulty import Counter, counters
+import sys
+from tests.support.faulty import counters
 from tests.support.local_ray import connect
 from vecenv import RayVectorEnv
 
@@ -200,62 +177,36 @@ with RayVectorEnv(counters(4), num_workers=2) as venv:
     for _ in range(int(sys.argv[2])):
         venv.step([0] * 4)
     print(venv.get_env_attr("t"), flush=True)
-    while sys.argv[3] == "stay":
-        venv.step([0] * 4)
 """
 
 
-@pytest.fixture
-def driver(ray_address: str) -> Iterator[Any]:
-    """Start another driver on the same Ray."""
-    started = []
-
-    def start(rounds: int, then: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", DRIVER, ray_address, str(rounds), then]
-        started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
-        return started[-1]
-
-    yield start
-    for process in started:
+@contextmanager
+def driver(address: str, rounds: float) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
+    """Start another driver on the same Ray, which steps its envs. Yield its process and its actors."""
+    command = [sys.executable, "-c", DRIVER, address, str(rounds)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, {int(pid) for pid in process.stdout.readline().split()}
         process.kill()
-        process.communicate()
 
 
 @pytest.mark.ray
-def test_two_drivers_use_one_cluster(driver: Any) -> None:
-    other = driver(100, "end")
-    assert other.stdout is not None
-    other.stdout.readline()
-    with RayVectorEnv(counters(4), num_workers=2) as venv:
+def test_two_drivers_use_one_cluster(ray_address: str) -> None:
+    with driver(ray_address, 100) as (other, _), RayVectorEnv(counters(4), num_workers=2) as venv:
         ledger = Ledger(venv)
         ledger.begin()
         for _ in range(100):
             assert ledger.round() == []
-    assert other.stdout.readline() == "[100, 100, 100, 100]\n"
-    assert other.wait(30) == 0
+        assert other.communicate()[0] == "[100, 100, 100, 100]\n"
+        assert other.returncode == 0
 
 
 @pytest.mark.ray
-def test_no_actor_outlives_a_driver_that_is_killed(driver: Any) -> None:
-    killed = driver(1, "stay")
-    assert killed.stdout is not None
-    actors = {int(pid) for pid in killed.stdout.readline().split()}
-    assert len(actors) == 2
-    killed.kill()
-    deadline = time.monotonic() + 30
-    while any(psutil.pid_exists(pid) for pid in actors):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("options", [NEAR, FAR], ids=["driver's node", "other node"])
-def test_envs_of_a_creator_share_their_state_with_the_driver(options: dict[str, Any]) -> None:
-    creator = EnvCreator(counted)
-    before = creator.state_dict()["0.Counted.calls"]
-    with RayVectorEnv([creator] * 4, num_workers=2, **options) as venv:
-        venv.reset()
-    assert creator.state_dict()["0.Counted.calls"] == before + 4
+def test_no_actor_outlives_a_driver_that_is_killed(ray_address: str) -> None:
+    with driver(ray_address, 10**9) as (killed, actors):
+        assert len(actors) == 2
+        killed.kill()
+        assert all(gone(pid, 30) for pid in actors)
 
 
 @pytest.mark.ray

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.faulty import HangsElsewhere, counters
+from tests.support.faulty import counters
 from tests.support.hosts import DRAIN
 from tests.support.ledger import Ledger
 from tests.support.local_ray import FAR
-from vecenv import RayVectorEnv, WorkerDiedError, WorkerTimeoutError
+from vecenv import RayVectorEnv, WorkerDiedError
 from vecenv.ray_cluster import actor_options, ends_soon, free_places, get_record, put_record, start_task
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_ray]
@@ -95,28 +95,6 @@ def test_an_announced_end_of_a_node_reaches_its_tasks_and_takes_its_places(own_r
     own_ray.remove_node(node, allow_graceful=False)
 
 
-@pytest.mark.timeout(120)
-def test_a_remote_worker_names_the_env_that_hangs(own_ray: Any) -> None:
-    node = own_ray.add_node(num_cpus=4, resources={"far": 1})
-    own_ray.wait_for_nodes()
-    with RayVectorEnv(counters(3, env1=HangsElsewhere), num_workers=1, step_timeout=2.0, **FAR) as venv:
-        venv.reset()
-        calls = venv.engine.backend.pool.workers[0]._calls
-        posted, start = [], calls.start
-        calls.start = lambda method, *args, **options: (posted.append(method), start(method, *args, **options))
-        venv.step([0] * 3)
-        assert posted == ["frame"], "one call for the three envs of the worker"
-        with pytest.raises(WorkerTimeoutError, match=r"env 1 has been busy for more than step_timeout=2.0 s") as found:
-            venv.reset([1, 2])
-        assert "on_reset" in str(found.value), "the stack"
-    own_ray.remove_node(node, allow_graceful=False)
-
-
-def step_for_ever(venv: RayVectorEnv) -> None:
-    while True:
-        venv.step([0] * len(venv))
-
-
 @pytest.mark.timeout(240)
 def test_the_actors_of_a_lost_node_are_dead_and_reset_starts_others(own_ray: Any) -> None:
     node = own_ray.add_node(num_cpus=4)
@@ -137,14 +115,3 @@ def test_the_actors_of_a_lost_node_are_dead_and_reset_starts_others(own_ray: Any
                 venv.reset(far)
         assert venv.step([0] * 4)[0][far, 2].tolist() == [1, 1]
         assert all(worker.on_this_node for worker in venv.engine.backend.pool.workers)
-
-
-@pytest.mark.timeout(240)
-def test_step_timeout_is_earlier_than_ray(own_ray: Any) -> None:
-    node = own_ray.add_node(num_cpus=4, resources={"far": 1})
-    own_ray.wait_for_nodes()
-    with RayVectorEnv(counters(2), num_workers=1, step_timeout=2.0, **FAR) as venv:
-        venv.reset()
-        own_ray.remove_node(node, allow_graceful=False)
-        with pytest.raises((WorkerTimeoutError, WorkerDiedError)):
-            step_for_ever(venv)  # the actor continues until it notices the loss; the test has a time limit

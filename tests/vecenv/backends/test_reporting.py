@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 import types
 import warnings
@@ -18,15 +17,11 @@ import pytest
 from tests.support.backends import FULL, ON_RAY, full
 from tests.support.ledger import kill, wait_until
 from tests.support.paths import ROOT
+from tests.support.programs import run_python
 from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 from vecenv.testing import CountingEnv
 
-fork_may_warn = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
-CONTEXTS = [
-    partial(ShmemVectorEnv, context="forkserver"),
-    *full([partial(SubprocVectorEnv, context="spawn"), partial(ShmemVectorEnv, context="fork")]),
-    ON_RAY,
-]
+LOGGERS = ("sim", "sim.part", "simple")
 
 
 class Reports(CountingEnv):
@@ -35,14 +30,11 @@ class Reports(CountingEnv):
     def pid(self) -> int:
         return os.getpid()
 
-    def records(self) -> list[int]:
-        return [
-            sum(logging.getLogger(name).isEnabledFor(level) for level in range(10, 60, 10))
-            for name in ("sim", "sim.part", "simple")
-        ]
-
-    def warnings(self) -> list[str]:
-        return [_outcome("part 7 is old", DeprecationWarning), _outcome("slow", UserWarning), _outcome("x", Warning)]
+    def passes(self) -> list[Any]:
+        levels = range(10, 60, 10)
+        records = [sum(logging.getLogger(name).isEnabledFor(level) for level in levels) for name in LOGGERS]
+        kinds = {"part 7 is old": DeprecationWarning, "slow": UserWarning, "x": Warning}
+        return [*records, *(_outcome(text, kind) for text, kind in kinds.items())]
 
 
 def _outcome(text: str, category: type[Warning]) -> str:
@@ -55,83 +47,85 @@ def _outcome(text: str, category: type[Warning]) -> str:
 
 
 @pytest.fixture
-def reporting() -> Iterator[None]:
+def reporting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Levels and filters of a program. One of the filters is for a class of a module that no worker can import."""
-    levels = {name: logging.getLogger(name).level for name in ("", "sim", "sim.part")}
-    missing = types.ModuleType("missing_in_workers")
-    missing.Odd = type("Odd", (UserWarning,), {"__module__": missing.__name__})  # type: ignore[attr-defined]
-    sys.modules[missing.__name__] = missing
+    levels = {"": logging.DEBUG, "sim": logging.ERROR, "sim.part": logging.CRITICAL}
+    before = {name: logging.getLogger(name).level for name in levels}
+    missing: Any = types.ModuleType("missing_in_workers")
+    missing.Odd = type("Odd", (UserWarning,), {"__module__": missing.__name__})
+    monkeypatch.setitem(sys.modules, missing.__name__, missing)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+    logging.disable(logging.DEBUG)
     with warnings.catch_warnings():
-        try:
-            logging.root.setLevel(logging.DEBUG)
-            logging.getLogger("sim").setLevel(logging.ERROR)
-            logging.getLogger("sim.part").setLevel(logging.CRITICAL)
-            logging.disable(logging.DEBUG)
-            warnings.simplefilter("default")
-            warnings.filterwarnings("error", r"part \d is old", DeprecationWarning)
-            warnings.simplefilter("ignore", UserWarning)
-            warnings.simplefilter("error", missing.Odd)  # type: ignore[attr-defined]
-            yield
-        finally:
-            del sys.modules[missing.__name__]
-            logging.disable(logging.NOTSET)
-            for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)
+        warnings.simplefilter("default")
+        warnings.filterwarnings("error", r"part \d is old", DeprecationWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("error", missing.Odd)
+        yield
+    logging.disable(logging.NOTSET)
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
 
 
-@pytest.mark.parametrize("make", CONTEXTS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(ShmemVectorEnv, context="forkserver"),
+        *full([partial(SubprocVectorEnv, context="spawn"), partial(ShmemVectorEnv, context="fork")]),
+        ON_RAY,
+    ],
+)
 @pytest.mark.usefixtures("reporting")
-@fork_may_warn
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
 def test_workers_use_the_levels_and_filters_of_the_program(make: Any) -> None:
+    expected = [2, 1, 4, "raised", "ignored", "shown"]
     with DummyVectorEnv([Reports]) as here:
-        expected = here.call("records") + here.call("warnings")
-    assert expected == [[2, 1, 4], ["raised", "ignored", "shown"]]
+        assert here.call("passes") == [expected]
     with make([Reports] * 2) as venv:
-        assert [[*row] for row in zip(venv.call("records"), venv.call("warnings"), strict=True)] == [expected] * 2
-        if make is RayVectorEnv:
+        assert venv.call("passes") == [expected] * 2
+        if make is RayVectorEnv or make.keywords["context"] == "fork":
             return
         logging.root.setLevel(logging.CRITICAL)
         warnings.simplefilter("error")
         kill(venv.call("pid")[0])
         wait_until(lambda: not venv.alive()[0])
         venv.reset()
-        if make.keywords["context"] != "fork":  # a new worker gets what the first one got
-            assert [venv.call("records")[0], venv.call("warnings")[0]] == expected
+        assert venv.call("passes")[0] == expected, "a new worker gets what the first one got"
 
 
-IMPORTS_WITH_A_WARNING = """
-import sys, warnings
-warnings.simplefilter("ignore", FutureWarning)
-import old_sim, vecenv
-with vecenv.ShmemVectorEnv([old_sim.Env] * 2, context=sys.argv[1]) as venv:
-    print(venv.reset()[0].shape)
-"""
 OLD_SIM = """
 import warnings
 from vecenv.testing import CountingEnv as Env
 class Env(Env): pass
 warnings.warn("this simulator is old", FutureWarning)
 """
+IMPORTS_WITH_A_WARNING = """
+import sys, warnings
+warnings.simplefilter("ignore", FutureWarning)
+import old_sim, vecenv
+if sys.argv[2] == "set later":
+    warnings.simplefilter("error")
+with vecenv.ShmemVectorEnv([old_sim.Env] * 2, context=sys.argv[1]) as venv:
+    print(venv.reset()[0].shape)
+"""
 
 
 @pytest.mark.parametrize(
-    ("set_later", "context"),
-    [(True, "forkserver"), *(pytest.param(*each, marks=FULL) for each in ((False, "forkserver"), (True, "spawn")))],
+    ("context", "filters"),
+    [
+        ("forkserver", "set later"),
+        pytest.param("forkserver", "set before", marks=FULL),
+        pytest.param("spawn", "set later", marks=FULL),
+    ],
 )
-def test_filters_also_hold_for_warnings_of_imports(set_later: bool, context: str, tmp_path: Path) -> None:
+def test_filters_also_hold_for_warnings_of_imports(context: str, filters: str, tmp_path: Path) -> None:
     """The default start method imports the module in a server. `spawn` imports it in each worker.
 
     A filter that raises errors, set after the program has imported the module, does not raise in workers.
     """
     (tmp_path / "old_sim.py").write_text(OLD_SIM)
     path = os.pathsep.join((str(ROOT), str(tmp_path)))
-    later = 'import old_sim, vecenv\nwarnings.simplefilter("error")' if set_later else "import old_sim, vecenv"
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS_WITH_A_WARNING.replace("import old_sim, vecenv", later), context],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    done = run_python("-c", IMPORTS_WITH_A_WARNING, context, filters, PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (0, "(2, 5)\n"), done.stderr
-    assert set_later or not done.stderr
+    assert filters == "set later" or not done.stderr

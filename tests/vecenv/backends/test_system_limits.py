@@ -93,25 +93,26 @@ def test_in_actors_and_tasks_of_ray_cpus_are_what_ray_has_assigned(
 
 
 @pytest.mark.parametrize(
-    ("limit", "used"),
-    [("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")],
+    ("limit", "used", "group"),
+    [
+        ("memory.max", "memory.current", "0::"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "3:memory:"),
+    ],
 )
-def test_memory_is_what_the_machine_has_and_its_control_group_leaves(machine: Write, limit: str, used: str) -> None:
+def test_memory_is_what_the_machine_has_and_its_control_group_leaves(
+    machine: Write, limit: str, used: str, group: str
+) -> None:
     mib = 2**20
     machine("/proc/meminfo", "MemTotal:  9 kB\nMemAvailable:    4096 kB\nMemFree: 1 kB\n")
     assert available_mib() == 4
-    machine(f"/sys/fs/cgroup/{limit}", f"{3 * mib}\n")
-    machine(f"/sys/fs/cgroup/{used}", f"{2 * mib}\n")
-    assert available_mib() == 1
-    machine(f"/sys/fs/cgroup/{used}", f"{5 * mib}\n")
-    assert available_mib() == 0
-    machine(f"/sys/fs/cgroup/{limit}", "max\n")
-    assert available_mib() == 4
-    folder, _, _ = limit.rpartition("/")
-    own = f"{folder}/job" if folder else "job"
-    machine("/proc/self/cgroup", f"{'3:memory' if folder else '0:'}:/job\n")
-    machine(f"/sys/fs/cgroup/{own}/{Path(limit).name}", f"{3 * mib}\n")
-    machine(f"/sys/fs/cgroup/{own}/{Path(used).name}", f"{mib}\n")
+    for most, taken, left in ((3 * mib, 2 * mib, 1), (3 * mib, 5 * mib, 0), ("max", 5 * mib, 4)):
+        machine(f"/sys/fs/cgroup/{limit}", f"{most}\n")
+        machine(f"/sys/fs/cgroup/{used}", f"{taken}\n")
+        assert available_mib() == left
+    machine("/proc/self/cgroup", f"{group}/job\n")
+    own = Path("/sys/fs/cgroup", limit).parent / "job"
+    machine(f"{own}/{Path(limit).name}", f"{3 * mib}\n")
+    machine(f"{own}/{Path(used).name}", f"{mib}\n")
     assert available_mib() == 2
 
 

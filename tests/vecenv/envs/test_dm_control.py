@@ -10,8 +10,7 @@ from gymnasium.utils.env_checker import check_env
 
 from tests.support.backends import FULL, NEEDS_DM_CONTROL
 from tests.support.paths import ROOT
-from vecenv import DMControlEnv, DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv
-from vecenv.envs import dm_control_env
+from vecenv import DMControlEnv, ShmemVectorEnv, ThreadVectorEnv
 
 pytestmark = NEEDS_DM_CONTROL
 
@@ -105,28 +104,23 @@ def test_frame_skip_sums_rewards_and_stops_at_the_end_of_the_episode():
     skipping, plain = swingup(frame_skip=4, task_kwargs={"time_limit": 0.06}), swingup()
     skipping.reset(seed=0)
     plain.reset(seed=0)
-    rewards, observations = zip(*[(r, o) for o, r, *_ in (plain.step([0.5]) for _ in range(6))], strict=True)
-    obs, reward, *flags, _ = skipping.step([0.5])
-    assert reward == pytest.approx(sum(rewards[:4]))
-    assert flags == [False, False]
-    np.testing.assert_equal(obs, observations[3])
-    obs, reward, *flags, _ = skipping.step([0.5])
-    assert reward == pytest.approx(sum(rewards[4:]))
-    assert flags == [False, True]
-    np.testing.assert_equal(obs, observations[5])
-    assert skipping.metadata["render_fps"] == 25
-    assert plain.metadata["render_fps"] == 100
+    for frames, is_over in ((4, False), (2, True)):
+        steps = [plain.step([0.5]) for _ in range(frames)]
+        obs, reward, *flags, _ = skipping.step([0.5])
+        assert reward == pytest.approx(sum(step[1] for step in steps))
+        assert flags == [False, is_over]
+        np.testing.assert_equal(obs, steps[-1][0])
+    assert (skipping.metadata["render_fps"], plain.metadata["render_fps"]) == (25, 100)
 
 
 def test_a_step_outside_of_an_episode_is_refused():
     env = swingup(task_kwargs={"time_limit": 0.01})
     with pytest.raises(RuntimeError, match=r"\(cartpole, swingup\) has not been reset; call reset\(\)"):
         env.step([0.0])
-    for _ in range(2):
-        env.reset()
-        assert env.step([0.0])[3]
-        with pytest.raises(RuntimeError, match="has ended its episode"):
-            env.step([0.0])
+    env.reset()
+    assert env.step([0.0])[3]
+    with pytest.raises(RuntimeError, match="has ended its episode"):
+        env.step([0.0])
     for _ in range(2):
         env.close()
     for use in (lambda: env.step([0.0]), env.reset):
@@ -137,30 +131,31 @@ def test_a_step_outside_of_an_episode_is_refused():
 # Errors.
 
 
-NO_TASK = "no task 'fly' in the domain"
-NO_CAMERA = r"\(cartpole, swingup\) has no camera .*; it has \['fixed', 'lookatcart'\]"
 MISTAKES = [
-    (RuntimeError, rf"{NO_TASK} 'cartpole'; the domain has \['balance'", lambda: DMControlEnv("cartpole", "fly")),
-    (RuntimeError, rf"{NO_TASK} 'rocket'; the domains are \['acrobot'", lambda: DMControlEnv("rocket", "fly")),
+    (RuntimeError, r"no task 'fly' in the domain 'cartpole'; .* \['balance'", lambda: DMControlEnv("cartpole", "fly")),
+    (RuntimeError, r"no task 'fly' in the domain 'rocket'; .* \['acrobot'", lambda: DMControlEnv("rocket", "fly")),
     (TypeError, "task", lambda: DMControlEnv("cartpole")),
     (ValueError, "frame_skip must be an integer of at least 1", lambda: swingup(frame_skip=0)),
     (ValueError, "render_mode", lambda: swingup(render_mode="human")),
-    *(
-        (ValueError, NO_CAMERA, lambda id=camera_id: swingup(camera_id=id, from_pixels=True))
-        for camera_id in ("zz", 2, -2)
+    (
+        ValueError,
+        r"has no camera 'zz'; it has \['fixed', 'lookatcart'\]",
+        lambda: swingup(camera_id="zz", from_pixels=True),
     ),
+    (ValueError, r"has no camera 2;", lambda: swingup(camera_id=2, from_pixels=True)),
     (RuntimeError, 'render_mode="rgb_array"', lambda: swingup().render()),
 ]
 
 
 @FULL
-def test_arguments_that_do_not_exist_are_refused():
-    for error, message, make in MISTAKES:
-        with pytest.raises(error, match=message):
-            make()
+@pytest.mark.parametrize(("error", "message", "make"), MISTAKES)
+def test_arguments_that_do_not_exist_are_refused(error, message, make):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_an_action_of_a_wrong_shape_is_refused():
     env = swingup(frame_skip=2)
-    for camera_id in ("lookatcart", 1, -1):  # cameras have names and numbers
-        swingup(camera_id=camera_id).close()
     env.reset()
     with pytest.raises(ValueError, match=r"the action has the shape \(2,\), expected \(1,\)"):
         env.step([0.0, 0.0])
@@ -179,9 +174,9 @@ def renders_or_says_what_to_install(make):
 
 
 @FULL
-@pytest.mark.parametrize("kind", [DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv])
+@pytest.mark.parametrize("kind", [ShmemVectorEnv, ThreadVectorEnv])
 def test_pixels_in_workers(kind):
-    """Two envs, in separate workers if possible. The frames show the state of each env."""
+    """Two envs in separate workers or threads. The frames show the state of each env."""
     venv = renders_or_says_what_to_install(lambda: kind([pixels] * 2, num_workers=2))
     if venv is not None:
         with venv:
@@ -213,8 +208,7 @@ def test_pixels_are_added_to_the_state():
 def test_where_nothing_renders_the_error_says_what_to_install():
     program = """
 from vecenv import DMControlEnv
-env = DMControlEnv("cartpole", "swingup")
-print(env.reset(seed=0)[0]["position"].shape)
+print(DMControlEnv("cartpole", "swingup").reset(seed=0)[0]["position"].shape)
 try:
     DMControlEnv("cartpole", "swingup", from_pixels=True)
 except RuntimeError as error:
@@ -226,55 +220,19 @@ except RuntimeError as error:
     assert "MUJOCO_GL" in error
 
 
-def test_the_renderer_is_one_that_the_machine_has_or_the_users_own_choice(monkeypatch):
-    def chosen(works=(), **variables):
-        def load(name):
-            if os.environ["MUJOCO_GL"] not in works:
-                os.environ["PYOPENGL_PLATFORM"] = "egl"  # dm_control leaves this variable set
-                raise AttributeError("'NoneType' object has no attribute 'eglQueryString'")
-
-        monkeypatch.setattr(os, "environ", variables)
-        monkeypatch.setattr(sys, "modules", {"OpenGL": None})
-        monkeypatch.setattr(dm_control_env.importlib, "import_module", load)
-        dm_control_env.choose_gl()
-        monkeypatch.undo()
-        return variables
-
-    for works in (("egl", "osmesa"), ("osmesa", "disabled"), ("disabled",)):
-        assert chosen(works) == {"MUJOCO_GL": works[0]}
-    assert chosen() == {}  # dm_control is not installed
-    for name, value in (("MUJOCO_GL", "glfw"), ("DISPLAY", ":1"), ("WAYLAND_DISPLAY", "wayland-0")):
-        assert chosen(**{name: value}) == {name: value}
-
-
-@FULL
-def test_it_is_chosen_before_dm_control_is_imported():
-    program = """
-import os, sys
-from vecenv import DMControlEnv
-assert "MUJOCO_GL" not in os.environ and "dm_control" not in sys.modules
-DMControlEnv.available_envs
-from dm_control import _render
-print(os.environ["MUJOCO_GL"] == _render.BACKEND or _render.BACKEND, os.environ["MUJOCO_GL"])
-"""
-    same, chosen = in_fresh_python(program).split()
-    assert chosen in (("egl", "osmesa") if renders() else ("disabled",))
-    assert same == "True" or chosen == "disabled"
-
-
 @FULL
 def test_rendering_in_a_fork_of_a_process_that_rendered_is_an_error_and_no_hang():
     program = """
-import os, sys
+import os
 from vecenv.envs.dm_control_env import begin_rendering
 begin_rendering()
-pid = os.fork()
-if pid == 0:
+if os.fork():
+    os.wait()
+else:
     try:
         begin_rendering()
     except RuntimeError as error:
         print(error, flush=True)
     os._exit(0)
-os.waitpid(pid, 0)
 """
     assert 'context="forkserver"' in in_fresh_python(program)

@@ -11,14 +11,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from collector import AsyncDataCollector, SyncDataCollector, rollout
+from collector import AsyncDataCollector, SyncDataCollector
 from tests.fuzz import columns
 from tests.fuzz.driver import run
 from tests.support.backends import FULL
 from tests.support.gymnasium_cases import Reports, assert_same
-from tests.support.simulators import N, Odd, Simulator, actions, cartpoles, count_calls, counting, native, played
+from tests.support.simulators import N, Odd, Simulator, actions, cartpoles, counting, native, played
 from vecenv import (
     ClosedError,
     DummyVectorEnv,
@@ -40,7 +40,7 @@ modes = pytest.mark.parametrize("mode", MODES)
 def test_rows_are_those_of_the_same_envs_one_by_one(kind: str) -> None:
     """Also tensors of the shape (n, 1). No later call changes a result."""
     for wide in (False, True) if kind in columns.SIMULATORS else (None,):
-        run(type("Fuzz", (columns.Fuzz,), {"kinds": [kind], "forms": wide}), [0], count=4)
+        run(type("Fuzz", (columns.Fuzz,), {"kinds": [kind], "forms": wide}), [0], count=2)
 
 
 @modes
@@ -86,48 +86,6 @@ def test_without_copies_the_next_call_overwrites_results(tensors: bool) -> None:
         assert not np.array_equal(nest.as_array(first), before)
 
 
-@pytest.mark.parametrize(("final", "reads"), [("old", 0), ("lost", 0), ("masked", 1)])
-def test_a_round_of_tensors_waits_for_no_device(final: str, reads: int) -> None:
-    """Only a simulator that returns `final_obs` in some steps makes vecenv look whether an episode has ended."""
-    torch = pytest.importorskip("torch")
-    names = ("item", "__bool__", "__float__", "__int__", "cpu", "numpy", "tolist", "__array__", "nonzero", "to")
-    found: list[str] = []
-
-    class OnDevice(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if function.__name__ in names:
-                found.append(function.__name__)
-            return super().__torch_function__(function, types, args, kwargs or {})
-
-    class Far(Simulator):
-        def _returned(self, name: str, values: np.ndarray) -> Any:
-            return super()._returned(name, values).as_subclass(OnDevice)
-
-    with from_gymnasium(Far(torch, final=final), tensors=True, has_final_obs=final != "lost") as venv:
-        venv.reset()
-        for t in range(12):
-            found.clear()
-            obs, *_, infos = venv.step(torch.as_tensor(actions(t)), autoreset=True)
-            assert isinstance(obs, OnDevice)
-            assert isinstance(infos.columns["speed"], OnDevice)
-            ended = "_final_obs" in infos.columns
-            assert found == ([] if ended else ["__bool__"] * reads)
-        assert infos[0]["env_id"] == 0
-
-
-@pytest.mark.parametrize("tensors", [False, True])
-def test_nothing_in_a_round_is_done_per_env(tensors: bool) -> None:
-    library = pytest.importorskip("torch") if tensors else np
-    counts: list[list[int]] = []
-    for n in (8, 64):
-        with from_gymnasium(Simulator(library, n), tensors=tensors) as venv:
-            venv.reset()
-            step = partial(venv.step, np.zeros((n, 2), np.float32), autoreset=True)
-            counts.append([count_calls(step) for _ in range(4)])  # the second step ends an episode
-    assert counts[0][1:] == counts[1][1:]
-
-
 class Isaac(gym.Env):
     """Env of many envs, as isaaclab's ManagerBasedRLEnv: a gymnasium.Env that takes and returns batches of tensors.
 
@@ -138,19 +96,18 @@ class Isaac(gym.Env):
 
     def __init__(self) -> None:
         self._inside = Simulator(pytest.importorskip("torch"), final="lost")
-        self.num_envs = N
+        self.num_envs, self.single_action_space = N, self._inside.single_action_space
         self.single_observation_space = gym.spaces.Dict(policy=self._inside.single_observation_space)
-        self.single_action_space = self._inside.single_action_space
         self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, N)
-        self.action_space = gym.vector.utils.batch_space(self.single_action_space, N)
+        self.action_space = self._inside.action_space
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        obs, infos = self._inside.reset()
+    def reset(self, **kwargs: Any) -> Any:
+        obs, infos = self._inside.reset(**kwargs)
         return {"policy": obs}, infos
 
     def step(self, action: Any) -> Any:
-        obs, reward, terminated, time_outs, _ = self._inside.step(action.to("cpu"))
-        return {"policy": obs}, reward, terminated, time_outs, {"log": {"loss": 0.5}}
+        obs, *results, _ = self._inside.step(action.to("cpu"))
+        return {"policy": obs}, *results, {"log": {"loss": 0.5}}
 
 
 @pytest.mark.parametrize("tensors", [False, True])
@@ -169,24 +126,28 @@ def test_envs_that_step_together_without_being_a_vector_env(tensors: bool) -> No
 @pytest.mark.guarantee("G3.9")
 def test_infos_are_columns_and_dicts_are_made_when_they_are_read() -> None:
     with from_gymnasium(Simulator(np)) as venv:
-        _, infos = venv.reset()
-        assert infos.columns.keys() == {"speed", "goal"}
+        assert venv.reset()[1].columns.keys() == {"speed", "goal"}
         *_, infos = venv.step(actions(0))
         np.testing.assert_array_equal(infos.columns["speed"], np.full(N, 0.5, np.float32))
         infos[2]["mine"] = 1
-        assert (
-            infos[-2]["mine"] == infos.tolist()[2]["mine"] == [*infos][2]["mine"] == np.asarray(infos)[2]["mine"] == 1
-        )
+        for row in (infos[-2], infos.tolist()[2], [*infos][2], np.asarray(infos)[2]):
+            assert row["mine"] == 1
         assert [info["env_id"] for info in infos[np.array([True, False, False, True])]] == [0, 3]
         assert (len(infos), infos.shape, infos.dtype) == (N, (N,), np.dtype(object))
         infos[1:3] = [{"a": 1}, {"b": 2}]
         assert (infos[1], infos[2]) == ({"a": 1}, {"b": 2})
+
+
+def test_columns_of_some_rows() -> None:
+    with from_gymnasium(Simulator(np)) as venv:
+        venv.reset()
+        venv.step(actions(0))
         *_, infos = venv.step(actions(1))
         done = np.array([True, False, False, False])
         assert infos[0]["goal"].tolist() == [0, 0]
         _, infos[done] = venv.reset(done)
         assert infos[0]["goal"].tolist() == [0, 1]
-        assert venv.reset()[1].columns["goal"].shape == (N, 2)
+        venv.reset()
         ids = [3, 1, 0, 2]
         *_, infos = venv.step(actions(0), ids)
         assert infos.columns["goal"][:, 0].tolist() == [info["env_id"] for info in infos] == ids
@@ -236,10 +197,9 @@ def test_a_facade_may_reset_in_another_mode(mode: str, outer: str) -> None:
 
 def test_seeds_and_options_of_resets() -> None:
     with native("NextStep") as venv, DummyVectorEnv(counting()) as plain:
-        assert venv.seed([3, 9, 1, 7]) == plain.seed([3, 9, 1, 7])
-        np.testing.assert_array_equal(venv.step([0] * N)[0], plain.step([0] * N)[0])
-        assert venv.set_seed(4) == plain.set_seed(4)
-        np.testing.assert_array_equal(venv.step([0] * N)[0], plain.step([0] * N)[0])
+        for seed in (lambda each: each.seed([3, 9, 1, 7]), lambda each: each.set_seed(4)):
+            assert seed(venv) == seed(plain)
+            np.testing.assert_array_equal(venv.step([0] * N)[0], plain.step([0] * N)[0])
         np.testing.assert_array_equal(venv.reset([2, 1], seed=[8, 6])[0], plain.reset([2, 1], seed=[8, 6])[0])
         venv.reset(options={"t": 2})
         assert venv.step([0] * N)[0][:, 2].tolist() == [3] * N
@@ -247,9 +207,6 @@ def test_seeds_and_options_of_resets() -> None:
     with from_gymnasium(cartpoles()) as left, from_gymnasium(cartpoles()) as right:
         left.set_seed(4), right.set_seed(4)  # all envs share a random stream
         np.testing.assert_array_equal(left.step([0, 1, 0])[0], right.step([0, 1, 0])[0])
-    with native("SameStep") as venv:
-        venv.reset()
-        assert venv.step([0] * N, autoreset=[-1] * N)[0][:, 2].tolist() == [1] * N
 
 
 def test_after_an_exception_all_envs_have_to_be_reset() -> None:
@@ -297,17 +254,6 @@ def test_attributes_methods_and_frames() -> None:
         assert venv.metadata[0].items() <= {**CountingEnv.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}.items()
     with pytest.raises(ClosedError):
         venv.get_env_attr("length")
-    with from_gymnasium(SyncVectorEnv([partial(gym.make, "CartPole-v1")] * 2)) as venv:
-        assert [spec.id for spec in venv.get_env_attr("spec")] == ["CartPole-v1"] * 2
-
-    class NoAttributes(SyncVectorEnv):
-        """As mani-skill 3.0.1's ManiSkillVectorEnv, whose `get_attr` always raises RuntimeError."""
-
-        def get_attr(self, name: str) -> Any:
-            raise RuntimeError("no attributes")
-
-    with from_gymnasium(NoAttributes([CountingEnv])) as venv:
-        assert venv.get_env_attr("render_mode") == ["rgb_array"]
 
 
 # Collectors.
@@ -346,24 +292,3 @@ def test_episodes_are_cut_where_envs_can_be_reset_in_them(mode: str) -> None:
         batch = collector.next()
         assert batch.obs[:, :, 2].tolist() == [[0, 1, 0, 1]] * N
         assert batch.truncated.tolist() == [[False, True, False, True]] * N
-
-
-@modes
-def test_random_policies_play_legal_moves_of_multi_agent_games(mode: str) -> None:
-    pytest.importorskip("pettingzoo")
-    from tests.support.agent_envs import Masked
-    from vecenv import ParallelVectorEnv, flatten_agents
-
-    def games() -> VectorEnv:
-        venv = ParallelVectorEnv([Masked] * 2, backend="dummy", autoreset_mode=mode, check_legal=True)
-        return flatten_agents(venv, mask_in_obs=True)
-
-    with SyncDataCollector(games(), frames_per_batch=120) as collector:
-        batch = collector.next()
-    with from_gymnasium(games()) as venv:  # an illegal move would raise
-        assert rollout(venv, 9, break_when_any_done=False).frames == 9 * 6
-    masks = batch.obs["action_mask"]
-    alive = batch.obs["observation"].any(-1)  # the row of a dead agent has zeros
-    assert 0 < alive.mean() < 1
-    assert (masks[alive].sum(-1) == 2).all()
-    assert np.take_along_axis(masks, batch.action[..., None], -1)[alive].all()

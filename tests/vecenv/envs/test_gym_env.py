@@ -4,7 +4,6 @@ import subprocess
 import sys
 import threading
 from functools import partial
-from importlib.util import find_spec
 
 import ale_py
 import gymnasium as gym
@@ -22,18 +21,12 @@ from vecenv.testing import CountingEnv
 from vecenv.transforms import PixelObservation, TransformedEnv
 
 
-def printed_by(program):
-    """Run the program in a new Python. Return its output."""
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
-
-
 @pytest.fixture
 def register():
     """Return a function that registers an env until the end of the test."""
-    names = []
-    yield lambda name, entry_point: (names.append(name), gym.register(name, entry_point=entry_point))
-    for name in names:
+    before = set(gym.registry)
+    yield gym.register
+    for name in gym.registry.keys() - before:
         del gym.registry[name]
 
 
@@ -44,18 +37,15 @@ def test_it_is_a_gymnasium_env_like_the_one_it_names():
     env, other = GymEnv("Pendulum-v1", g=2.0), gym.make("Pendulum-v1", g=2.0)
     assert isinstance(env, gym.Env)
     assert (env.observation_space, env.action_space) == (other.observation_space, other.action_space)
-    assert equal_bits(env.reset(seed=3)[0], other.reset(seed=3)[0])
-    action = np.array([0.5], np.float32)
+    assert data_equivalence(env.reset(seed=3), other.reset(seed=3))
     for _ in range(5):
-        got, want = env.step(action), other.step(action)
-        assert equal_bits(got[0], want[0])
-        assert got[1:] == want[1:]
+        assert data_equivalence(env.step(np.ones(1, np.float32)), other.step(np.ones(1, np.float32)))
     assert (env.frame_skip, env.from_pixels) == (1, False)
 
 
 def test_available_envs_are_those_registered_now(register):
     assert "MyOwn-v0" not in GymEnv.available_envs
-    register("MyOwn-v0", CountingEnv)
+    register("MyOwn-v0", entry_point=CountingEnv)
     assert "MyOwn-v0" in GymEnv.available_envs
     assert GymEnv.available_envs == sorted(gym.registry)
     assert GymEnv("MyOwn-v0", length=2).unwrapped.length == 2
@@ -68,11 +58,11 @@ def test_atari_envs_are_found_without_an_import_or_the_error_says_what_to_instal
         "try: GymEnv('ALE/Pong-v5')\n"
         "except ImportError as error: print(error)\n"
         "del sys.modules['ale_py']\n"
-        "assert 'ALE/Pong-v5' not in gymnasium.registry\n"
-        "env = GymEnv('ALE/Pong-v5'); print(env.from_pixels, list(env.reset(seed=0)[0]), env.spec.id)\n"
+        "print(GymEnv('ALE/Pong-v5').spec.id)\n"
     )
-    missing = "ALE/Pong-v5 needs ale-py: pip install 'vecenv[atari]'\n"
-    assert printed_by(program) == missing + "True ['pixels'] ALE/Pong-v5\n"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "ALE/Pong-v5 needs ale-py: pip install 'vecenv[atari]'\nALE/Pong-v5\n"
 
 
 @pytest.mark.filterwarnings("ignore:.*is different from the unwrapped version:UserWarning")
@@ -93,12 +83,8 @@ def test_it_passes_the_check_of_gymnasium_and_its_spec_makes_the_same_again(name
     again = gym.make(spec)
     assert isinstance(again, GymEnv)
     assert again.observation_space == first.observation_space
-    first.reset(seed=3)
-    again.reset(seed=3)
-    for _ in range(3):
-        want, got = first.step(1), again.step(1)
-        assert data_equivalence(got[0], want[0])
-        assert got[1:] == want[1:]
+    assert data_equivalence(again.reset(seed=3), first.reset(seed=3))
+    assert data_equivalence(again.step(1), first.step(1))
     first.close()
     again.close()
 
@@ -125,7 +111,6 @@ def pong(**options):
 SKIPPING = {
     "of its own": (lambda: pong(frameskip=4), 4, "4"),
     "no spec": (lambda: ale_py.AtariEnv(game="pong", frameskip=4), 4, "4"),
-    "MaxAndSkipObservation": (lambda: MaxAndSkipObservation(pong(frameskip=1), 4), 4, "4"),
     "AtariPreprocessing": (lambda: AtariPreprocessing(pong(frameskip=1), frame_skip=4, noop_max=0), 4, "4"),
     "twice": (lambda: MaxAndSkipObservation(pong(), 2), 8, "2 times 4"),
     "random": (lambda: pong(frameskip=(2, 5)), None, r"\(2, 5\)"),
@@ -137,10 +122,9 @@ if hasattr(gym.wrappers, "RepeatAction"):  # since gymnasium 1.3
 
 def frames_a_step(env):
     env.reset(seed=0)
-    first, second, third = (env.step(0)[4]["episode_frame_number"] for _ in range(3))
+    first, second = (env.step(0)[4]["episode_frame_number"] for _ in range(2))
     env.close()
-    assert second - first == third - second
-    return third - second
+    return second - first
 
 
 @FULL
@@ -154,12 +138,15 @@ def test_an_env_that_skips_by_itself_skips_once(kind):
 
 
 @FULL
-def test_the_frame_skip_of_an_id_replaces_its_own():
-    env = GymEnv("ALE/Pong-v5", frame_skip=3, repeat_action_probability=0.0)
-    assert (frames_a_step(env), env.frame_skip) == (3, 3)
+@pytest.mark.parametrize("from_pixels", [True, False])
+def test_the_frame_skip_of_an_id_replaces_its_own_and_pictures_are_pixels_already(from_pixels):
+    env = GymEnv("ALE/Pong-v5", frame_skip=3, from_pixels=from_pixels, repeat_action_probability=0.0)
+    assert (env.frame_skip, env.from_pixels) == (3, True)
+    obs, _ = env.reset(seed=0)
+    assert obs["pixels"].shape == (210, 160, 3)
+    assert env.observation_space.contains(obs)
+    assert frames_a_step(env) == 3
     assert frames_a_step(GymEnv("ALE/Pong-v5")) == 4
-    with pytest.warns(UserWarning, match="latest versioned environment `ALE/Pong-v5`"):
-        assert frames_a_step(GymEnv("ALE/Pong", frame_skip=3)) == 3
 
 
 def test_a_frameskip_among_the_arguments_is_the_envs_own(register):
@@ -168,7 +155,7 @@ def test_a_frameskip_among_the_arguments_is_the_envs_own(register):
             self.options = options
             super().__init__()
 
-    register("TakesAnything-v0", TakesAnything)
+    register("TakesAnything-v0", entry_point=TakesAnything)
     env = GymEnv("TakesAnything-v0", frame_skip=4, frameskip=4)
     env.reset()
     assert env.unwrapped.options == {"frameskip": 4}
@@ -183,9 +170,7 @@ def test_a_frameskip_among_the_arguments_is_the_envs_own(register):
 class Pictures(CountingEnv):
     """Env that draws into a single array, and takes the size of its frames."""
 
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.canvas = np.zeros((4, 4, 3), np.uint8)
+    canvas = np.zeros((4, 4, 3), np.uint8)
 
     def render(self, height=2, width=3):
         self.canvas[...] = self.t
@@ -228,7 +213,6 @@ def test_pixels_come_beside_the_observation_or_its_parts(form, keys):
     assert form == "dict" or obs["observation"][3] == 5
     again = GymEnv(env, from_pixels=True)  # an env with the key pixels is unchanged
     assert again.from_pixels
-    assert again.observation_space == env.observation_space
     assert again.reset()[0].keys() == keys
 
 
@@ -252,38 +236,11 @@ def test_pixels_depend_only_on_the_seed_although_the_first_frame_fixes_the_camer
     assert len(drawn) > 1  # the generator is left unseeded
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("mujoco") is None, reason="needs mujoco")
-@pytest.mark.parametrize("name", ["HalfCheetah-v5", "Hopper-v5"])
-def test_pixels_of_mujoco_depend_only_on_the_seed(name):
-    """In a program of its own, because MuJoCo reads MUJOCO_GL when it is imported."""
-    program = (
-        "import os; os.environ.setdefault('MUJOCO_GL', 'egl')\n"
-        "from vecenv import GymEnv\n"
-        f"envs = [GymEnv({name!r}, from_pixels=True, width=64, height=64) for _ in range(2)]\n"
-        "envs[1].reset(seed=1)\n"
-        "frames = [env.reset(seed=0)[0]['pixels'] for env in envs]\n"
-        "print((frames[0] == frames[1]).all(), frames[0].std() > 0)\n"
-    )
-    assert printed_by(program) == "True True\n"
-
-
-@FULL
-@pytest.mark.parametrize("from_pixels", [True, False])
-def test_an_env_that_observes_pictures_gives_them_as_pixels(from_pixels):
-    env = GymEnv("ALE/Pong-v5", from_pixels=from_pixels)
-    assert env.from_pixels
-    obs, _ = env.reset(seed=0)
-    assert obs["pixels"].shape == (210, 160, 3)
-    assert env.observation_space.contains(obs)
-    env.close()
-
-
 # Frames in threads.
 
 
 class Meets(CountingEnv):
-    """Env that records whether two envs render at the same time. Outside resets it waits for the other env."""
+    """Env that tells whether two envs render at the same time. Outside resets it waits for the other env."""
 
     patience = 0.05
 

@@ -4,47 +4,20 @@ Random programs compare the results (tests/fuzz/pettingzoo.py). tests/messages/a
 """
 
 import numpy as np
-import pettingzoo
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 
 from tests.fuzz import pettingzoo as programs
 from tests.fuzz.driver import run
 from tests.support.agent_envs import Herd, Nameless, Zoo
-from tests.support.backends import FULL
 from vecenv import ParallelVectorEnv, ShmemVectorEnv
-
-pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mode", programs.Fuzz.modes)
 def test_steps_are_those_of_pettingzoos_own_envs(mode):
     """The arrays of a result never change later."""
-    run(type("Fuzz", (programs.Fuzz,), {"only": "dummy", "modes": [mode]}), [0], count=10)
-
-
-@FULL
-def test_knights_die_as_in_pettingzoos_own_loop():
-    def knights():
-        return pettingzoo.make("parallel", "butterfly/knights_archers_zombies-v11", max_cycles=160)
-
-    env, rng, deaths = knights(), np.random.default_rng(1), 0
-    with ParallelVectorEnv([knights], "dummy") as venv:
-        venv.reset(seed=1)  # a knight dies before the end
-        env.reset(seed=1)
-        while env.agents:
-            actions = {agent: rng.integers(6, size=1) for agent in venv.agents}
-            obs, rewards, terminations, _, infos = venv.step(actions)
-            want = env.step({agent: actions[agent][0] for agent in env.agents})
-            for agent, seen in want[0].items():
-                assert np.array_equal(obs[agent][0], seen)
-                assert (rewards[agent][0], terminations[agent][0]) == (want[1][agent], want[2][agent])
-            assert [agent for agent in venv.agents if infos["alive"][agent][0]] == env.agents
-            deaths += sum(want[2].values())
-    assert infos["done"][0]
-    assert deaths > 0
+    run(type("Fuzz", (programs.Fuzz,), {"only": "dummy", "modes": [mode]}), [0], count=4)
 
 
 def all_do(venv, actions):
@@ -61,36 +34,15 @@ def zoo_actions(n):
     }
 
 
-def test_batches_masks_and_infos_of_agents():
-    """Arrays have the agents' spaces. Masks come from the observation or the info, or are all True."""
-    with ParallelVectorEnv([Zoo] * 2, "shmem", num_workers=1) as venv:
-        obs, infos = venv.reset(seed=7)
-        assert venv.agents == venv.possible_agents == Zoo.possible_agents == list(obs)
-        assert (obs["ant"].dtype, obs["ant"].tolist()) == (np.float32, [[7, 0], [8, 0]])
-        assert (obs["bee"].dtype, obs["bee"].shape) == (np.int64, (2, 3))
-        assert {key: (leaf.dtype, leaf.shape) for key, leaf in obs["cat"].items()} == {
-            "eyes": (np.uint8, (2, 2, 2)),
-            "mood": (np.int64, (2,)),
-        }
-        assert venv.observation_space("bee") == spaces.Box(-99, 99, (3,), np.int64)
-        assert venv.action_space("dog") == spaces.MultiDiscrete([3, 2])
-        assert {agent: mask[1].tolist() for agent, mask in infos["action_mask"].items()} == {
-            "ant": [True, False, True],
-            "bee": [False, True, True, False],
-        }
-        assert infos["info"].tolist() == [{"env_id": 0, "cat": {"t": 0}}, {"env_id": 1, "cat": {"t": 0}}]
-        _, rewards, terminations, truncations, infos = venv.step(zoo_actions(2))
-        for part, dtype in ((rewards, "float64"), (terminations, "bool"), (truncations, "bool")):
-            assert {(batch.dtype.name, batch.shape) for batch in part.values()} == {(dtype, (2,))}
-        assert infos["env_id"].tolist() == [0, 1]
-
-
 def test_attributes_methods_and_frames_of_some_envs():
     with ParallelVectorEnv([Zoo] * 3, ShmemVectorEnv, num_workers=1) as venv:
         assert type(venv.venv) is ShmemVectorEnv
         assert (len(venv), venv.is_closed, venv.render_mode) == (3, False, "rgb_array")
         assert repr(venv).startswith("ParallelVectorEnv(4 agents")
-        venv.reset(options={"t": 2})
+        assert venv.observation_space("bee") == spaces.Box(-99, 99, (3,), np.int64)
+        assert venv.action_space("dog") == spaces.MultiDiscrete([3, 2])
+        obs, _ = venv.reset(options={"t": 2})
+        assert venv.agents == venv.possible_agents == Zoo.possible_agents == list(obs)
         venv.set_env_attr("t", 3, [0])
         assert venv.get_env_attr("t") == [3, 2, 2]
         assert [frame.max() for frame in venv.render()] == [3, 2, 2]
@@ -115,10 +67,10 @@ def test_seeds_and_options_reach_the_envs():
 
 
 def test_with_wait_num_rows_come_as_envs_finish():
-    with ParallelVectorEnv([Herd] * 4, "shmem", wait_num=2) as venv:
-        obs, infos = venv.reset(seed=[0, 10, 20, 30])
+    with ParallelVectorEnv([Herd] * 4, "shmem", wait_num=2, num_workers=2) as venv:
+        _, infos = venv.reset(seed=[0, 10, 20, 30])
         ids, counts = infos["env_id"], np.zeros(4, int)
-        while counts.sum() < 60 or not counts.all():  # on a busy machine, a worker may wait long for the processor
+        while counts.sum() < 20 or not counts.all():  # on a busy machine, a worker may wait long for the processor
             obs, _, _, _, infos = venv.step(all_do(venv, np.zeros(len(ids), int)), ids)
             ids = infos["env_id"]
             assert len(ids) >= 2
@@ -149,13 +101,12 @@ def test_agents_may_be_given_and_named_by_anything_hashable():
         _act = dict.fromkeys(possible_agents, Herd._act["cow_0"])
 
         def step(self, actions):
-            self.t += 1
-            flags = dict.fromkeys(self.agents, False)
-            return {a: self._see(a) for a in self.agents}, {a: float(actions[a]) for a in self.agents}, flags, flags, {}
+            obs, *results, _ = super().step(actions)
+            return obs, *results, {}
 
     with ParallelVectorEnv([Numbered], "dummy") as venv:
         venv.reset(seed=0)
-        assert venv.step({7: [2], ("cow", 1): [1]})[1] == {("cow", 1): [1.0], 7: [2.0]}
+        assert venv.step({7: [2], ("cow", 1): [1]})[1] == {("cow", 1): [2.0], 7: [3.0]}
     with ParallelVectorEnv([Nameless] * 2, "dummy", possible_agents=["cow_2", "cow_0", "cow_1"]) as venv:
         assert list(venv.reset(seed=0)[0]) == ["cow_2", "cow_0", "cow_1"]
 
@@ -163,19 +114,19 @@ def test_agents_may_be_given_and_named_by_anything_hashable():
 # Failures.
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_the_failure_of_an_env_loses_no_result_of_the_others(mode):
     with ParallelVectorEnv([Zoo, lambda: Zoo(raises_at=2), Zoo], "dummy", autoreset_mode=mode) as venv:
         venv.reset(seed=0)
         venv.step(zoo_actions(3))
-        for _ in range(2):
-            with pytest.raises(ValueError, match="the zoo is closed") as caught:
-                venv.step(zoo_actions(3))
-            assert venv.failed_id == [1]
-            if partial := getattr(caught.value, "partial", None):
-                assert partial.env_id.tolist() == [0, 2]
-                assert partial.obs["dog"].tolist() == [2, 4]
-                assert partial.info["alive"]["dog"].tolist() == [True, True]
+        with pytest.raises(ValueError, match="the zoo is closed") as caught:
+            venv.step(zoo_actions(3))
+        partial = caught.value.partial
+        assert (venv.failed_id, partial.env_id.tolist()) == ([1], [0, 2])
+        assert partial.obs["dog"].tolist() == [2, 4]
+        assert partial.info["alive"]["dog"].tolist() == [True, True]
+        with pytest.raises(ValueError, match="the zoo is closed") as caught:
+            venv.step(zoo_actions(3))
         assert "env 1 failed in an earlier call" in caught.value.__notes__[-1]
         venv.reset(id=[1])
         assert venv.step(zoo_actions(3))[4]["active"]["dog"].tolist() == [True, False, True]

@@ -12,16 +12,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import pettingzoo
 import pytest
 from gymnasium import spaces
 
 from collector import Dataset, RecordEpisodes
-from tests.support.agent_envs import Masked, RandomPlay, play_by_hand
 from tests.support.backends import full
-from vecenv import AECVectorEnv, DummyVectorEnv, EnvContractError, ShmemVectorEnv, SyncVectorEnv, ThreadVectorEnv, nest
-
-pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+from vecenv import DummyVectorEnv, EnvContractError, ShmemVectorEnv, SyncVectorEnv, ThreadVectorEnv, nest
 
 
 class Published(gymnasium.Env[Any, Any]):
@@ -29,6 +25,7 @@ class Published(gymnasium.Env[Any, Any]):
 
     observation_space: Any = spaces.Box(0, 1, (2,))
     action_space: Any = spaces.Discrete(3)
+    info: Any = {}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -37,13 +34,13 @@ class Published(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.t += 1
-        return self.observe(), self.reward(), self.t == 3, False, {}
+        return self.observe(), self.reward(), self.t == 3, False, self.info
 
     def observe(self) -> Any:
         return self.np_random.random(2, np.float32)
 
     def reward(self) -> Any:
-        return float(self.np_random.random())
+        return np.float32(self.np_random.random())
 
 
 class Foraging(Published):
@@ -80,13 +77,10 @@ class Grid(Published):
     """As gym_compat of grid2op 1.12.6: an OrderedDict with Python ints, and exceptions in a list of the info."""
 
     observation_space = spaces.Dict(line=spaces.Box(0, 1, (2,)), month=spaces.Discrete(13))
+    info = {"exception": [ValueError("illegal")], "lines": []}
 
     def observe(self) -> Any:
         return OrderedDict(line=super().observe(), month=self.t)
-
-    def step(self, action: Any) -> Any:
-        obs, reward, terminated, truncated, _ = super().step(action)
-        return obs, np.float32(reward), terminated, truncated, {"exception": [ValueError("illegal")], "lines": []}
 
 
 def loop(make: Callable[[], Any], seed: int) -> list[Any]:
@@ -136,32 +130,3 @@ def test_sb3_takes_one_reward_and_the_error_names_the_wrapper() -> None:
     envs.reset()
     assert envs.step([(0, 0)])[1].tolist() == [np.float32(loop(Foraging, 1)[0][1][1])]
     envs.close()
-
-
-class OpenSpiel(Masked):
-    """As OpenSpielCompatibilityV0 of shimmy 2.0.1: float64 observations, and int8 masks in the infos."""
-
-    _obs = dict.fromkeys(Masked.possible_agents, spaces.Box(-99, 99, (2,), np.float64))
-
-    def _see(self, agent: Any) -> Any:
-        return super()._see(agent).astype(np.float64)
-
-    def _say(self, agent: Any) -> Any:
-        return {"action_mask": super()._say(agent)["action_mask"].astype(np.int8)}
-
-
-def test_masks_in_the_infos_of_an_aec_env_are_those_of_the_loop() -> None:
-    def make() -> Any:
-        return pettingzoo.utils.parallel_to_aec(OpenSpiel())
-
-    turns, _ = play_by_hand(make(), 2, RandomPlay(make()))
-    play = RandomPlay(make())
-    with AECVectorEnv([make] * 2, "dummy", check_legal=True) as venv:
-        obs, infos = venv.reset(seed=[2, 2])
-        for agent, seen, info in turns:
-            assert infos["agent"].tolist() == [venv.agents.index(agent)] * 2
-            assert (obs.dtype, infos["action_mask"].dtype) == (np.float64, np.bool_)
-            assert np.array_equal(obs[1], seen)
-            assert np.array_equal(infos["action_mask"][1], info["action_mask"])
-            obs, *_, infos = venv.step([play(agent, seen, info)] * 2)
-        assert infos["done"].tolist() == [True] * 2

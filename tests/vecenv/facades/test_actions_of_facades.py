@@ -1,4 +1,4 @@
-"""Envs behind the gymnasium facade get the same actions as in gymnasium: the same numbers in the same types."""
+"""Envs behind the facades get the same actions as in gymnasium and SB3: the same numbers in the same types."""
 
 import functools
 
@@ -9,10 +9,10 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv as SB3DummyVecEnv
 
-from tests.support.action_cases import N, actions_of, arrived, described
+from tests.support.action_cases import ROWS, N, actions_of, arrived, described
 from tests.support.backends import BACKENDS, and_ray
 from tests.support.cases import Records, custom
-from vecenv import DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv, VectorEnvNormObs, VectorEnvWrapper, from_gymnasium
+from vecenv import DummyVectorEnv, GymnasiumVectorEnv, SB3VecEnv, SyncVectorEnv, VectorEnvNormObs, from_gymnasium
 from vecenv.sb3 import DummyVecEnv
 
 backend = and_ray(BACKENDS)
@@ -20,16 +20,17 @@ with_gymnasium = functools.cache(functools.partial(arrived, gym.vector.SyncVecto
 PAIR = spaces.Box(-9, 9, (2,), np.float32)
 
 
-@pytest.mark.parametrize("around", [lambda venv: venv, VectorEnvWrapper, VectorEnvNormObs], ids=["", "plain", "norm"])
-def test_envs_get_what_gymnasium_hands_them_through_wrappers_too(around):
-    assert arrived(lambda env_fns: GymnasiumVectorEnv(around(DummyVectorEnv(env_fns)))) == with_gymnasium()
-
-
 @pytest.mark.guarantee("G5.6")
 def test_envs_get_what_gymnasium_hands_them(backend):
     make = functools.partial(backend, num_workers=2)
     assert arrived(lambda env_fns: GymnasiumVectorEnv(make(env_fns))) == with_gymnasium()
-    assert arrived(lambda env_fns: GymnasiumVectorEnv(custom(env_fns))) == with_gymnasium()
+
+
+@pytest.mark.guarantee("G5.6")
+@pytest.mark.parametrize("make", [custom, lambda env_fns: VectorEnvNormObs(DummyVectorEnv(env_fns))])
+def test_envs_of_own_workers_and_below_wrappers_get_it_too_and_with_sb3_what_sb3_hands_them(make):
+    assert arrived(lambda env_fns: GymnasiumVectorEnv(make(env_fns))) == with_gymnasium()
+    assert arrived(lambda env_fns: SB3VecEnv(make(env_fns)), ROWS) == arrived(SB3DummyVecEnv, ROWS)
 
 
 @pytest.mark.guarantee("G5.7")
@@ -61,16 +62,8 @@ def test_check_actions_looks_at_the_value_not_at_the_type():
         envs.step(np.full((N, 2), 9.1))
 
 
-@pytest.mark.parametrize(
-    ("make", "dtype"),
-    [
-        (lambda fns: DummyVectorEnv(fns), np.int32),
-        (lambda fns: from_gymnasium(gym.vector.SyncVectorEnv(fns)), np.int64),
-    ],
-    ids=["alone", "together"],
-)
-def test_envs_of_a_round_with_resets_get_them_too_and_envs_that_step_together_the_dtype_of_their_space(make, dtype):
-    envs = GymnasiumVectorEnv(make([lambda: gym.wrappers.TimeLimit(Records(spaces.Discrete(9)), 2)] * 2))
-    assert [list(map(described, got)) for got in actions_of(envs, np.ones((5, 2), np.int32))] == [
-        [described(dtype(1))] * 4
+def test_envs_that_step_together_get_the_dtype_of_their_space():
+    envs = GymnasiumVectorEnv(from_gymnasium(gym.vector.SyncVectorEnv([lambda: Records(spaces.Discrete(9))] * 2)))
+    assert [list(map(described, got)) for got in actions_of(envs, np.ones((1, 2), np.int32))] == [
+        [described(np.int64(1))]
     ] * 2

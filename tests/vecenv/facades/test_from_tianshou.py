@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.support.backends import FULL, one_of
+from tests.support.backends import one_of
 from tests.support.cases import BareWorker, LocalWorker, ProcessWorker, counting, custom
 from vecenv import (
     BaseVectorEnv,
@@ -15,12 +15,10 @@ from vecenv import (
     ShmemVectorEnv,
     SubprocVectorEnv,
     VectorEnvWrapper,
-    WorkerDiedError,
 )
 from vecenv.testing import CountingEnv, ExitsOnStep, RaisesOnStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # ProcessWorker forks
-ENDED = (EOFError, WorkerDiedError)
 
 
 def test_a_cooperative_subclass_between_base_and_backend(backend):
@@ -57,94 +55,95 @@ def test_arguments_have_tianshous_positions(share_memory):
         SubprocVectorEnv(counting(2), None, None, share_memory, "thread")
 
 
+# Workers.
+
+
+def test_what_is_concrete_in_tianshous_worker_is_concrete_here():
+    worker = BareWorker(CountingEnv)
+    assert worker.action_space is worker.env.action_space
+    worker.reset()
+    worker.send(8)
+    assert worker.recv() is worker.result
+    worker.seed(5)
+    other = spaces.Discrete(100, seed=5)
+    assert [worker.action_space.sample() for _ in range(5)] == [other.sample() for _ in range(5)]
+    assert worker.wait([worker], 1, 0.1) == [worker]
+    assert not worker.is_closed
+    for _ in range(2):
+        worker.close()
+    assert worker.is_closed
+
+
+class Seeds(BareWorker):
+    def seed(self, seed=None):
+        super().seed(seed)
+        self.env.seeded = seed
+
+
+@pytest.mark.parametrize(("worker_fn", "resets"), [(BareWorker, 1), (Seeds, 0)])
+def test_a_worker_without_a_seed_method_is_seeded_by_a_reset_and_another_is_not_reset(worker_fn, resets):
+    with BaseVectorEnv(counting(2), worker_fn) as venv:
+        venv.seed(3)
+        assert venv.get_env_attr("seeded") == [3, 4]
+        assert venv.get_env_attr("episode") == [resets - 1] * 2
+
+
 class Tuned(CountingEnv):
     def tune(self, length):
         self.length = length
         return length
 
 
-class TestWorkers:
-    def test_what_is_concrete_in_tianshou_is_concrete_here(self):
-        worker = BareWorker(CountingEnv)
-        assert worker.action_space is worker.env.action_space
-        assert worker.reset(seed=3)[0].tolist() == [0, 0, 0, 3, -1]
-        assert worker.step(7)[0].tolist() == [0, 0, 1, 3, 7]
-        worker.send(8)
-        assert worker.recv() is worker.result
-        worker.seed(5)
-        other = spaces.Discrete(100, seed=5)
-        assert [worker.action_space.sample() for _ in range(5)] == [other.sample() for _ in range(5)]
-        assert worker.wait([worker], 1, 0.1) == [worker]
-        assert not worker.is_closed
-        worker.close()
-        worker.close()
-        assert worker.is_closed
-
-    def test_a_worker_without_a_seed_method_is_seeded_by_a_reset_and_another_is_not_reset(self):
-        class Seeds(BareWorker):
-            def seed(self, seed=None):
-                super().seed(seed)
-                self.env.seeded = seed
-
-        for worker_fn, calls in ((BareWorker, [1, 1]), (Seeds, [0, 0])):
-            with BaseVectorEnv(counting(2), worker_fn) as venv:
-                venv.seed(3)
-                assert venv.get_env_attr("seeded") == [3, 4]
-                assert [min(each, 1) for each in venv.get_env_attr("calls")] == calls
-
-    def test_a_call_reaches_the_env_or_is_refused(self):
-        class Calls(ProcessWorker):
-            def call(self, name, *args, **kwargs):
-                return self.ask(name, *args, **kwargs)
-
-        for worker_fn in (Calls, BareWorker):
-            with BaseVectorEnv([Tuned, Tuned], worker_fn) as venv:
-                assert venv.call("tune", 9) == [9, 9]
-                assert venv.get_env_attr("length") == [9, 9]
-        with BaseVectorEnv([Tuned], ProcessWorker) as venv:
-            with pytest.raises(TypeError, match=r"get_env_attr\('tune'\) of ProcessWorker returned a method of a copy"):
-                venv.call("tune", 9)
-            assert venv.call("length") == [5]
-
-    def test_workers_are_at_hand_unless_they_are_in_other_processes(self):
-        with VectorEnvWrapper(custom(counting(2))) as venv:
-            assert [worker.env.unwrapped.env_id for worker in venv.workers] == [0, 1]
-            assert {type(worker) for worker in venv.workers} == {LocalWorker}
-        with pytest.raises(ClosedError):
-            venv.workers  # noqa: B018
-        with DummyVectorEnv(counting(2)) as venv:
-            assert [worker.env for worker in venv.workers] == venv.envs
-        with ShmemVectorEnv(counting(2)) as venv, pytest.raises(AttributeError, match="reach its envs by get_env_attr"):
-            venv.workers  # noqa: B018
-
-    def test_an_object_that_is_not_a_worker_is_closed_like_the_others(self):
-        class Half(BareWorker):
-            wait = None
-
-        made = []
-        with pytest.raises(TypeError, match=r"which is not an EnvWorker: it lacks \['wait'\]"):
-            BaseVectorEnv(counting(2), lambda env_fn: made.append(Half(env_fn)) or made[-1])
-        assert [worker.is_closed for worker in made] == [True]
-
-    def test_a_worker_whose_env_raises_is_not_replaced(self):
-        with BaseVectorEnv([partial(RaisesOnStep, at=1)], BareWorker) as venv:
-            venv.reset()
-            (worker,) = venv.workers
-            with pytest.raises(ValueError, match="boom in step"):
-                venv.step([0])
-            assert venv.alive() == [True]
-            venv.reset()
-            assert venv.workers == [worker]
+class Calls(ProcessWorker):
+    def call(self, name, *args, **kwargs):
+        return self.ask(name, *args, **kwargs)
 
 
-class SaysSo(ProcessWorker):
-    """Worker that raises vecenv's error for the end of its process."""
+def test_a_call_reaches_the_env_or_is_refused():
+    for worker_fn in (Calls, BareWorker):
+        with BaseVectorEnv([Tuned, Tuned], worker_fn) as venv:
+            assert venv.call("tune", 9) == [9, 9]
+            assert venv.get_env_attr("length") == [9, 9]
+    with BaseVectorEnv([Tuned], ProcessWorker) as venv:
+        with pytest.raises(TypeError, match=r"get_env_attr\('tune'\) of ProcessWorker returned a method of a copy"):
+            venv.call("tune", 9)
+        assert venv.call("length") == [5]
 
-    def recv(self):
-        try:
-            return super().recv()
-        except EOFError as error:
-            raise WorkerDiedError(f"{self.process} has ended") from error
+
+def test_workers_are_at_hand_unless_they_are_in_other_processes():
+    with VectorEnvWrapper(custom(counting(2))) as venv:
+        assert [worker.env.unwrapped.env_id for worker in venv.workers] == [0, 1]
+        assert {type(worker) for worker in venv.workers} == {LocalWorker}
+    with pytest.raises(ClosedError):
+        venv.workers  # noqa: B018
+    with DummyVectorEnv(counting(2)) as venv:
+        assert [worker.env for worker in venv.workers] == venv.envs
+    with ShmemVectorEnv(counting(2)) as venv, pytest.raises(AttributeError, match="reach its envs by get_env_attr"):
+        venv.workers  # noqa: B018
+
+
+def test_an_object_that_is_not_a_worker_is_closed_like_the_others():
+    class Half(BareWorker):
+        wait = None
+
+    made = []
+    with pytest.raises(TypeError, match=r"which is not an EnvWorker: it lacks \['wait'\]"):
+        BaseVectorEnv(counting(2), lambda env_fn: made.append(Half(env_fn)) or made[-1])
+    assert [worker.is_closed for worker in made] == [True]
+
+
+def test_a_worker_whose_env_raises_is_not_replaced():
+    with BaseVectorEnv([partial(RaisesOnStep, at=1)], BareWorker) as venv:
+        venv.reset()
+        (worker,) = venv.workers
+        with pytest.raises(ValueError, match="boom in step"):
+            venv.step([0])
+        assert venv.alive() == [True]
+        venv.reset()
+        assert venv.workers == [worker]
+
+
+# Workers that end.
 
 
 class Remote(ProcessWorker):
@@ -162,68 +161,41 @@ class Remote(ProcessWorker):
         super().close_env()
 
 
-class TestWorkersThatEnd:
-    @pytest.mark.parametrize("worker_fn", one_of([ProcessWorker, SaysSo, Remote]))
-    def test_a_reset_makes_a_new_one(self, worker_fn):
-        with BaseVectorEnv([CountingEnv, partial(ExitsOnStep, 1, at=2)], worker_fn) as venv:
-            venv.reset()
-            venv.step([3, 4])
-            old = venv.workers[1]
-            with pytest.raises(ENDED) as caught:
-                venv.step([5, 6])
-            assert caught.value.partial.env_id.tolist() == [0]
-            assert (venv.alive(), venv.failed_id) == ([True, False], [1])
-            with pytest.raises(ENDED) as caught:
-                venv.step([6], [1])
-            assert "or reset(1), where `reset` takes ids" in "".join(caught.value.__notes__)
-            obs, info = venv.reset(1)
-            assert (obs.tolist(), info[0]["env_id"]) == ([[1, 0, 0, -1, -1]], 1)
-            assert venv.workers[1] is not old
-            assert old.is_closed
-            assert (venv.alive(), venv.failed_id, venv.stats()["restarts"]) == ([True, True], [], 1)
-            assert venv.step([7, 8])[0][:, [2, 4]].tolist() == [[3, 7], [1, 8]]
+@pytest.mark.parametrize("worker_fn", one_of([ProcessWorker, Remote]))
+def test_a_reset_makes_a_new_worker_in_place_of_one_that_has_ended(worker_fn):
+    """In a step, and while it is idle. If there is no room for the new one, the next reset tries again."""
+    has_room = [True]
 
-    @FULL
-    def test_restart_replaces_it(self):
-        with BaseVectorEnv([CountingEnv, partial(ExitsOnStep, 1, at=2)], ProcessWorker, on_error="restart") as venv:
-            venv.reset()
-            for _ in range(2):
-                venv.step([3, 4])
-                _, _, _, truncated, info = venv.step([5, 6])
-                assert truncated.tolist() == [False, True]
-                assert info[1]["restarted"]
-                assert venv.reset([0, 1])[0][:, 2].tolist() == [0, 0]
-            assert venv.alive() == [True, True]
-            assert venv.stats()["restarts"] == 2
+    def make(env_fn):
+        if not has_room[0]:
+            raise OSError("no room")
+        return worker_fn(env_fn)
 
-    @FULL
-    @pytest.mark.parametrize("worker_fn", [ProcessWorker, Remote])
-    def test_one_that_ends_while_idle_is_replaced_by_a_reset(self, worker_fn):
-        with BaseVectorEnv([CountingEnv, partial(CountingEnv, 1)], worker_fn) as venv:
-            venv.reset()
-            process = getattr(venv.workers[1], "process", None) or venv.workers[1].there
-            process.kill()
-            process.join()
-            assert venv.alive() == [True, False]
-            assert venv.reset()[0][:, 0].tolist() == [0, 1]
-            assert venv.alive() == [True, True]
-
-    @FULL
-    def test_one_that_cannot_be_made_again_is_tried_again(self):
-        broken = []
-
-        def made(env_fn):
-            if broken:
-                raise OSError("no room")
-            return ProcessWorker(env_fn)
-
-        with BaseVectorEnv([partial(ExitsOnStep, at=1)], made) as venv:
-            venv.reset()
-            with pytest.raises(ENDED):
-                venv.step([1])
-            broken.append(True)
-            for _ in range(2):
-                with pytest.raises(OSError, match="no room"):
-                    venv.reset()
-            broken.clear()
-            assert venv.reset()[0][0, 2] == 0
+    with BaseVectorEnv([CountingEnv, partial(ExitsOnStep, 1, at=2)], make) as venv:
+        venv.reset()
+        venv.step([3, 4])
+        old = venv.workers[1]
+        with pytest.raises(EOFError) as caught:
+            venv.step([5, 6])
+        assert caught.value.partial.env_id.tolist() == [0]
+        assert (venv.alive(), venv.failed_id) == ([True, False], [1])
+        with pytest.raises(EOFError) as caught:
+            venv.step([6], [1])
+        assert "or reset(1), where `reset` takes ids" in "".join(caught.value.__notes__)
+        has_room[0] = False
+        for _ in range(2):
+            with pytest.raises(OSError, match="no room"):
+                venv.reset(1)
+        has_room[0] = True
+        obs, info = venv.reset(1)
+        assert (obs.tolist(), info[0]["env_id"]) == ([[1, 0, 0, -1, -1]], 1)
+        assert venv.workers[1] is not old
+        assert old.is_closed
+        assert (venv.alive(), venv.failed_id, venv.stats()["restarts"]) == ([True, True], [], 1)
+        assert venv.step([7, 8])[0][:, [2, 4]].tolist() == [[3, 7], [1, 8]]
+        process = getattr(venv.workers[1], "process", None) or venv.workers[1].there
+        process.kill()
+        process.join()
+        assert venv.alive() == [True, False]
+        assert venv.reset()[0][:, 0].tolist() == [0, 1]
+        assert venv.alive() == [True, True]

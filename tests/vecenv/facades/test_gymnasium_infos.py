@@ -5,21 +5,8 @@ import numpy as np
 import pytest
 
 from tests.support.gymnasium_cases import Reports, assert_same
+from tests.support.simulators import Simulator
 from vecenv import GymnasiumVectorEnv, SyncVectorEnv, from_gymnasium
-
-
-class Original(gym.vector.VectorEnv):
-    """Batch infos with gymnasium's method."""
-
-    def __init__(self, n):
-        self.num_envs = n
-
-    def batch(self, rows):
-        infos = {}
-        for i, info in rows:
-            infos = self._add_info(infos, info, i)
-        return infos
-
 
 LIKE = [
     {"a": 1},
@@ -54,11 +41,15 @@ def of_x(values, n=3):
 
 @pytest.mark.parametrize("info", LIKE, ids=str)
 def test_infos_of_one_kind_are_batched_as_by_gymnasium(info):
+    theirs = gym.vector.VectorEnv()
+    theirs.num_envs = 3
     for ids in ([0, 1, 2], [1], [0, 2]):
-        rows = [(i, info) for i in ids]
-        expected = Original(3).batch(rows)
-        assert_same(batched(rows), expected)
-        assert list(batched(rows)) == list(expected)
+        expected = {}
+        for i in ids:
+            expected = theirs._add_info(expected, info, i)
+        ours = batched([(i, info) for i in ids])
+        assert_same(ours, expected)
+        assert list(ours) == list(expected)
 
 
 @pytest.mark.parametrize(
@@ -89,36 +80,29 @@ def test_values_that_differ_in_type_stay_what_they_are(values, dtype, expected):
     assert infos["_x"].tolist() == [True, True, False]
 
 
-def test_arrays_that_differ_in_dtype_or_shape_stay_what_they_are():
-    np.testing.assert_array_equal(of_x([1, float("nan")], 2)["x"], [1.0, np.nan])
-    of_arrays = of_x([np.ones(2, np.float32), np.array([0.5, np.nan])], 2)
-    np.testing.assert_array_equal(of_arrays["x"], [[1, 1], [0.5, np.nan]])
-    infos = of_x([np.ones(2, int), np.full(2, 0.5)], 2)
-    assert infos["x"].tolist() == [[1, 1], [0.5, 0.5]]
-    infos = of_x([np.array("ab"), np.array("abcd")], 2)
-    assert infos["x"].tolist() == ["ab", "abcd"]
-    for values in ([np.ones(2), np.ones(3)], [np.ones(3), np.ones(1)], [np.array([2**53 + 1]), np.array([0.5])]):
-        infos = of_x(values)
-        assert infos["x"].dtype == object
-        assert [infos["x"][i].tolist() for i in range(2)] == [value.tolist() for value in values]
-        assert infos["x"][2] is None
-
-
-class Simulator(gym.vector.SyncVectorEnv):
-    """Vector env whose infos hold a number for all envs, and a list, as those of simulators."""
-
-    def step(self, actions):
-        *result, infos = super().step(actions)
-        return (*result, {**infos, "fps": 30, "names": ["a", "b"]})
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, float("nan")],
+        [np.ones(2, np.float32), np.array([0.5, np.nan])],
+        [np.ones(2, int), np.full(2, 0.5)],
+        [np.array("ab"), np.array("abcd")],
+    ],
+    ids=str,
+)
+def test_arrays_that_differ_in_dtype_or_shape_stay_what_they_are(values):
+    np.testing.assert_array_equal(of_x(values, 2)["x"], values)
+    for others in ([np.ones(2), np.ones(3)], [np.ones(3), np.ones(1)], [np.array([2**53 + 1]), np.array([0.5])]):
+        column = of_x(others)["x"]
+        assert column.dtype == object
+        assert [column[i].tolist() for i in range(2)] == [value.tolist() for value in others]
+        assert column[2] is None
 
 
 def test_infos_of_a_vector_env_get_a_row_per_env():
-    envs = GymnasiumVectorEnv(from_gymnasium(Simulator([Reports] * 2)))
+    """A simulator may return a number for all envs, and a list."""
+    envs = GymnasiumVectorEnv(from_gymnasium(Simulator(np, 2, more=True)), autoreset_mode="SameStep")
     envs.reset()
-    infos = envs.step([0, 0])[-1]
-    assert {key: column.tolist() for key, column in infos.items()} == {
-        "fps": [30, 30],
-        "_fps": [True, True],
-        "names": ["a", "b"],
-        "_names": [True, True],
-    }
+    infos = envs.step(np.zeros((2, 2), np.float32))[-1]
+    assert (infos["size"].tolist(), infos["_size"].tolist()) == ([1.5, 1.5], [True, True])
+    assert (infos["name"].tolist(), infos["_name"].tolist()) == (["env 0", "env 1"], [True, True])

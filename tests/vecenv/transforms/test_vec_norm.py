@@ -9,11 +9,10 @@ import pytest
 from gymnasium import spaces
 
 from collector import save_statistics
-from tests.support.backends import FULL
 from tests.support.transform_envs import MIXED, VECTOR, Samples, normalised, plain
 from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv, nest
 from vecenv.testing import CountingEnv
-from vecenv.transforms import Compose, RenameTransform, TransformedEnv, TransformedVectorEnv, VecNorm
+from vecenv.transforms import Compose, TransformedEnv, TransformedVectorEnv, VecNorm
 
 
 def attached(transform, space=VECTOR, n=4):
@@ -64,7 +63,7 @@ def test_frozen_it_normalises_without_updates_and_can_be_undone():
 
 
 def test_what_it_has_learnt_goes_on_in_another():
-    with attached(VecNorm()) as first, attached(VecNorm()) as second, attached(VecNorm(["reward"])) as other:
+    with attached(VecNorm()) as first, attached(VecNorm()) as second:
         first.reset(seed=0)
         state = first.state_dict()
         assert list(state) == ["0.VecNorm"]
@@ -73,8 +72,6 @@ def test_what_it_has_learnt_goes_on_in_another():
         second.load_state_dict(copied)
         assert arrays["observation_count"] == 4  # updated in place
         assert np.array_equal(first.reset(seed=1)[0], second.reset(seed=1)[0])
-        with pytest.raises(ValueError, match=r"expected {'reward_mean': \(\), .* got {'observation_mean': \(5,\), "):
-            other.load_state_dict(copied)
         with pytest.raises(ValueError, match=r"the state is for the transforms \['1.VecNorm'\]"):
             second.load_state_dict({"1.VecNorm": {}})
         outer = TransformedVectorEnv(first, VecNorm())
@@ -114,50 +111,41 @@ def test_a_warning_says_that_equal_rewards_become_zero(reward, keys, warns):
         venv.reset()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            rewards = [venv.step(np.zeros(4, np.int64), autoreset=True)[1] for _ in range(60)]
+            for _ in range(60):
+                rewards = venv.step(np.zeros(4, np.int64), autoreset=True)[1]
     assert [str(each.message).count("become 0") for each in caught] == [1] * warns
-    if warns:
-        np.testing.assert_allclose(rewards, 0, atol=1e-6)
+    assert not warns or np.allclose(rewards, 0, atol=1e-6)
 
 
 # A state that is loaded before there is an env.
 
 
-@FULL
 def test_from_a_file_it_normalises_the_same(tmp_path):
     """The statistics come from a vector env and from an `EnvCreator`'s envs, in both file formats."""
-    with attached(VecNorm(), n=2) as venv:
-        venv.reset(seed=0)
-        for _ in range(4):
-            venv.step(np.ones((2, 2), np.float32))
-        save_statistics(venv.transform[0], tmp_path / "parent.json")
-        with attached(venv.transform[0].frozen_copy(), n=1) as test_env:
-            of_parent = test_env.reset(seed=1)[0][0]
+    raw = Samples(VECTOR, 3).reset(seed=1)[0]
     creator = EnvCreator(normalised)
-    with ShmemVectorEnv([creator] * 2) as venv:
-        venv.reset(seed=0)
-        venv.step(np.ones((2, 2), np.float32))
-    save_statistics(creator, tmp_path / "workers.json")
-    np.savez(tmp_path / "workers.npz", **creator.state_dict())
+    with attached(VecNorm(), n=2) as parent, ShmemVectorEnv([creator] * 2) as workers:
+        for venv in (parent, workers):
+            venv.reset(seed=0)
+            venv.step(np.ones((2, 2), np.float32))
+        save_statistics(parent.transform[0], tmp_path / "parent.json")
+        save_statistics(creator, tmp_path / "workers.json")
+        np.savez(tmp_path / "workers.npz", **creator.state_dict())
+        of_parent = parent.transform[0].to_observation_norm()(raw[None])[0]
     of_workers = creator.frozen_copy()().reset(seed=1)[0]
     for file, want in (("parent.json", of_parent), ("workers.json", of_workers), ("workers.npz", of_workers)):
         state = np.load(tmp_path / file) if file.endswith("npz") else json.loads((tmp_path / file).read_text())
         norm = VecNorm()
         norm.load_state_dict(state)
         norm.freeze()
-        raw = Samples(VECTOR, 3).reset(seed=1)[0]
         np.testing.assert_allclose(norm.to_observation_norm()(raw[None])[0], want, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(norm.denorm(want[None])[0], raw, rtol=1e-5, atol=1e-6)
-        assert set(norm.moments()) == {"observation", "reward"}
-        with attached(norm, n=1) as venv:
-            np.testing.assert_array_equal(venv.reset(seed=1)[0][0], want)
-            [count] = [float(state[key]) for key in state if key.endswith("observation_count")]
-            assert norm.state_dict()["observation_count"] == count
         env = TransformedEnv(Samples(VECTOR, 3), norm.clone())
-        np.testing.assert_array_equal(env.reset(seed=1)[0], want)
-    make_env = EnvCreator(normalised)
-    make_env.load_state_dict(state)
-    np.testing.assert_array_equal(make_env.frozen_copy()().reset(seed=1)[0], want)
+        with attached(norm, n=1) as venv:
+            for obs in (venv.reset(seed=1)[0][0], env.reset(seed=1)[0]):
+                np.testing.assert_allclose(obs, want, rtol=1e-6, atol=1e-6)
+    creator.load_state_dict(state)
+    np.testing.assert_array_equal(creator.frozen_copy()().reset(seed=1)[0], want)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +185,7 @@ NUMBERS = spaces.Tuple((odd("0", "1.2"), spaces.Tuple((spaces.Box(-1, 1, (2,)), 
         (POINTS, [("a.b",), ("a", "b"), ("a", "reward")]),
         (NUMBERS, [(0, "0"), (0, "1.2"), (1, 0), (1, 1, "reward")]),
     ],
+    ids=["points", "numbers"],
 )
 @pytest.mark.parametrize("is_named", [False, True])
 def test_each_part_has_statistics_of_its_own_whatever_it_is_called(space, paths, is_named):
@@ -205,23 +194,15 @@ def test_each_part_has_statistics_of_its_own_whatever_it_is_called(space, paths,
         norm = venv.transform[0]
         for seed in range(3):
             venv.reset(seed=seed), raw.reset(seed=seed)
-        rewards = [each.step(np.ones((4, 2), np.float32))[1] for each in (venv, raw)]
-        assert len(norm.moments()) == len(paths) + 1
-        np.testing.assert_allclose(norm.denorm_reward(rewards[0]), rewards[1], rtol=1e-5, atol=1e-5)
-        obs, own = venv.reset(seed=5)[0], raw.reset(seed=5)[0]
-        state = json.loads(json.dumps({name: array.tolist() for name, array in norm.state_dict().items()}))
+        rewards, own_rewards = (each.step(np.ones((4, 2), np.float32))[1] for each in (venv, raw))
+        np.testing.assert_allclose(norm.denorm_reward(rewards), own_rewards, rtol=1e-5, atol=1e-5)
+        obs, own = (each.reset(seed=5)[0] for each in (venv, raw))
         loaded = VecNorm(keys)
-        loaded.load_state_dict(state)
-        with attached(loaded.clone(), space) as other:
-            for each in (loaded, other.transform[0], pickle.loads(pickle.dumps(norm))):
-                each.freeze()
-                for found in (each.denorm(obs), each.denorm(each.to_observation_norm()(own))):
-                    same = [
-                        np.allclose(*pair, rtol=1e-4, atol=1e-4)
-                        for pair in zip(*map(nest.leaves, (found, own)), strict=True)
-                    ]
-                    assert same == [True] * len(paths)
-            assert other.transform[0].state_dict().keys() == state.keys()
+        loaded.load_state_dict(json.loads(json.dumps({key: each.tolist() for key, each in norm.state_dict().items()})))
+        for each in (loaded.freeze(), pickle.loads(pickle.dumps(norm)).freeze()):
+            assert len(each.moments()) == len(paths) + 1
+            for found in (each.denorm(obs), each.denorm(each.to_observation_norm()(own))):
+                nest.merge(lambda pair: np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-4), [found, own])
 
 
 def test_the_states_of_a_creator_have_parts_of_any_name():
@@ -239,14 +220,3 @@ def test_a_state_without_observations_makes_an_empty_chain():
     norm = VecNorm(["reward"])
     norm.load_state_dict({name: value for name, value in state.items() if name.startswith("reward")})
     assert isinstance(norm.to_observation_norm(), Compose)
-
-
-def test_what_it_has_learnt_is_not_dropped_for_a_part_that_it_does_not_fit():
-    norm = VecNorm(["x"])
-    norm.load_state_dict({"x_mean": np.ones(3), "x_var": np.ones(3), "x_count": 7.0, "x_skipped": 0.0})
-    with attached(norm, MIXED) as venv:
-        venv.reset(seed=0)
-        with pytest.raises(ValueError, match="do not fit this env"):
-            venv.insert_transform(0, RenameTransform(["v"], ["x"]))
-        assert len(venv.transform) == 1
-        assert venv.transform[0].state_dict()["x_count"] > 7

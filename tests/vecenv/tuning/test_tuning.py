@@ -1,4 +1,4 @@
-"""tune: the table, failures, leftovers, and `python -m vecenv tune`."""
+"""tune: the table, its choice, failures, leftovers, and `python -m vecenv tune`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 
 import vecenv
 from tests.support.backends import FULL
-from tests.support.tuned_envs import Draws, HangsOnStep, Logged, RaisesOnStep, SlowlyReset, lock_holder
+from tests.support.tuned_envs import Draws, Fails, Logged, lock_holder
 from vecenv import ShmemVectorEnv, TuneResult, TuneRow, VectorEnvError, WorkerTimeoutError, tune
 from vecenv.__main__ import main
+from vecenv.tuning.tune import choose
 
 CHEAP = partial(Draws)
 QUICK: dict[str, Any] = {"pause": 1e-4, "seconds": 0.3}
@@ -27,24 +28,15 @@ def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{MODULE}.usable_cpus", lambda: 2)
 
 
-def rates(result: TuneResult) -> dict[str, float | None]:
-    return {row.name: row.steps_per_second for row in result.rows}
-
-
 @FULL
 def test_every_candidate_is_a_row_with_its_rate_and_the_fastest_is_first(tmp_path: Path) -> None:
     """All envs are closed."""
     result = tune([partial(Logged, tmp_path / "log")] * 4, **QUICK)
-    assert set(rates(result)) == {
-        "DummyVectorEnv",
-        "ShmemVectorEnv, 1 worker",
-        "ShmemVectorEnv, 2 workers",
-        "ShmemVectorEnv, 4 workers",
-        "ThreadVectorEnv, 2 threads",
-    }
-    found = list(rates(result).values())
-    assert all(found)
-    assert found == sorted(found, key=lambda rate: -(rate or 0))
+    shmem = [f"ShmemVectorEnv, {k} worker{'s' * (k > 1)}" for k in (1, 2, 4)]
+    assert {row.name for row in result.rows} == {"DummyVectorEnv", *shmem, "ThreadVectorEnv, 2 threads"}
+    rates = [row.steps_per_second for row in result.rows]
+    assert all(rates)
+    assert rates == sorted(rates, key=lambda rate: -(rate or 0))
     assert [row.note for row in result.rows if row.backend == "thread"] == ["envs must be thread-safe"]
     assert [line for line in str(result).splitlines() if re.search(r"# +best", line)]
     words = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
@@ -55,17 +47,23 @@ def test_every_candidate_is_a_row_with_its_rate_and_the_fastest_is_first(tmp_pat
 def test_envs_that_wait_get_a_worker_each() -> None:
     result = tune([partial(Draws, sleep=0.01)] * 8, **QUICK)
     assert result.best.num_workers == 8
-    assert {"ShmemVectorEnv, 8 workers", "ThreadVectorEnv, 8 threads"} <= set(rates(result))
+    assert {"ShmemVectorEnv, 8 workers", "ThreadVectorEnv, 8 threads"} <= {row.name for row in result.rows}
 
 
-@FULL
-def test_resets_count_that_are_rare_and_slow() -> None:
-    """One of 20 rounds of 4 envs takes the time of four resets, or of one reset with a worker per env."""
-    result = tune([partial(SlowlyReset, 0.2, 20)] * 4, pause=1e-4, seconds=2.0)
-    assert result.best.num_workers == 4
-    found = rates(result)
-    assert (found["ShmemVectorEnv, 4 workers"] or 0) < 2 * 4 * 20 / 0.2  # a few resets show how rare resets are
-    assert (found["DummyVectorEnv"] or 0) < 2 * 4 * 20 / (4 * 0.2)
+@pytest.mark.parametrize(
+    ("rates", "best"),
+    [
+        ({"dummy": 100, "shmem": 104}, "dummy"),
+        ({"dummy": 100, "shmem": 110}, "shmem"),
+        ({"shmem": 200, "dummy": 100, "thread": 210}, "shmem"),
+        ({"dummy": 100, "thread": 110}, "dummy"),
+        ({"dummy": 100, "thread": 120}, "thread"),
+        ({"dummy": None, "thread": 50}, "thread"),
+    ],
+)
+def test_tune_chooses_the_simplest_that_is_as_fast_as_the_fastest(rates: dict[str, float | None], best: str) -> None:
+    rows = [TuneRow(name, None if name == "dummy" else 2, rate, "") for name, rate in rates.items()]
+    assert choose(rows).backend == best
 
 
 def test_a_bar_a_row_and_the_line_to_write_are_printed() -> None:
@@ -103,27 +101,30 @@ def test_env_fns_that_cannot_be_sent_leave_what_runs_in_this_process() -> None:
             assert row.note.startswith("TypeError: env_fns[0] cannot be sent to a worker")
 
 
+BROKE = "OverflowError: the env broke"
+
+
 @FULL
 @pytest.mark.parametrize(
     ("env_fns", "patch", "error", "says"),
     [
         (
-            [RaisesOnStep] * 2,
+            [partial(Fails, "raises")] * 2,
             None,
             VectorEnvError,
             [
-                f"{name}: OverflowError: the env broke"
+                f"{name}: {BROKE}"
                 for name in ("DummyVectorEnv", "ShmemVectorEnv, 2 workers", "ThreadVectorEnv, 2 threads")
             ],
         ),
         (
-            [HangsOnStep] * 2,
+            [partial(Fails, "hangs")] * 2,
             "START_TIMEOUT",
             WorkerTimeoutError,
             ["one env, alone in a worker, was not made in 0.5 s, or not stepped and closed"],
         ),
         (
-            [CHEAP, HangsOnStep],
+            [CHEAP, partial(Fails, "hangs")],
             "STEP_TIMEOUT",
             VectorEnvError,
             [
@@ -157,27 +158,27 @@ def run(*arguments: str) -> int:
 
 @FULL
 def test_the_command_line_prints_the_table_and_lines_that_work(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("tune", "CartPole-v1", "--num-envs", "3", "--policy-ms", "0.2", "--seconds", "0.3") == 0
+    kwargs = ["--env-kwargs", '{"render_mode": "rgb_array"}']
+    words = ["tune", "CartPole-v1", "--num-envs", "3", "--policy-ms", "0.2", "--seconds", "0.1"]
+    assert run(*words, *kwargs) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith("3 envs, 0.2 ms of the caller's work in each round, ")
-    rows = [line for line in out.splitlines() if re.match(r"  \w+VectorEnv", line)]
-    assert len(rows) >= 3
-    assert any("#" * 40 in row for row in rows)
+    assert len(re.findall(r"(?m)^  \w+VectorEnv", out)) >= 3
+    assert "#" * 40 in out
     written = re.search(r"envs = (vecenv\.make_vec\(.*\))", out)
     assert written
+    assert "render_mode='rgb_array'" in written[1]
     envs = eval(written[1], {"vecenv": vecenv})
     assert envs.reset(seed=0)[0].shape == (3, 4)
     envs.close()
 
 
 @FULL
-@pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium.envs.classic_control.cartpole:CartPoleEnv"])
-def test_envs_get_their_arguments(env: str, capsys: pytest.CaptureFixture[str]) -> None:
-    kwargs = '{"render_mode": "rgb_array"}'
-    assert run("tune", env, "--num-envs", "2", "--seconds", "0.1", "--env-kwargs", kwargs) == 0
-    assert ("render_mode='rgb_array'" in capsys.readouterr().out) == (env == "CartPole-v1")
-    assert run("tune", env, "--num-envs", "2", "--env-kwargs", '{"no_such": 1}') != 0
+def test_a_function_gets_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tune", "gymnasium.envs.classic_control.cartpole:CartPoleEnv", "--num-envs", "2", "--seconds", "0.1"]
+    assert run(*words, "--env-kwargs", '{"render_mode": "rgb_array"}') == 0
+    assert run(*words, "--env-kwargs", '{"no_such": 1}') != 0
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""Write transforms.npz: results of gymnasium, OpenCV, torchvision and TorchRL for the same inputs.
+"""Write transforms.npz: results of torchvision and TorchRL for the same inputs.
 
     python tests/vecenv/transforms/golden/make_transforms.py
 
-Needs numpy, gymnasium, opencv-python-headless, torchvision and torchrl. The file also has the inputs, so that random
+Needs numpy, torchvision and torchrl. The file also has the inputs, so that random
 generators may change, and the versions of the libraries (`made_with`).
 
 When the file was made, the compiled operators of torchvision (`torch.ops.torchvision`) were stubs, because no build
@@ -12,48 +12,14 @@ fitted that torch. The results come from `transforms.v2.functional`, which does 
 import importlib.metadata
 from pathlib import Path
 
-import cv2
-import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
-from gymnasium.wrappers import (
-    FlattenObservation,
-    FrameStackObservation,
-    GrayscaleObservation,
-    RescaleAction,
-    ResizeObservation,
-)
 from tensordict import TensorDict
 from torchrl import envs as rl
 from torchvision.transforms.v2 import functional as tv
 
-LIBRARIES = ["gymnasium", "opencv-python-headless", "torchvision", "torchrl", "torch", "numpy"]
+LIBRARIES = ["torchvision", "torchrl", "torch", "numpy"]
 SIZES = {"smaller": (28, 21), "half": (20, 16), "larger": (50, 45), "mixed": (30, 41)}
-
-
-class Shows(gymnasium.Env):
-    """Observes the rows of an array, one after the other."""
-
-    def __init__(self, rows, space, action_space=None):
-        self.rows, self.observation_space, self.t = rows, space, 0
-        self.action_space = action_space or spaces.Discrete(2)
-        self.actions = []
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return self.rows[0], {}
-
-    def step(self, action):
-        self.t += 1
-        self.actions.append(action)
-        return self.rows[self.t], 0.0, False, False, {}
-
-
-def wrapped(wrapper, rows, space, **options):
-    """Each row as a wrapper of gymnasium returns it."""
-    env = wrapper(Shows(rows, space), **options)
-    return np.stack([env.reset()[0], *(env.step(0)[0] for _ in rows[1:])])
 
 
 def transformed(transform, **parts):
@@ -67,46 +33,22 @@ def images(rng):
     found["small"] = rng.integers(0, 256, (2, 40, 32, 3), dtype=np.uint8)
     yield from found.items()
     pixels, small = found["pixels"], found["small"]
-    box = spaces.Box(0, 255, small.shape[1:], np.uint8)
     floats = np.ascontiguousarray(small.transpose(0, 3, 1, 2) / np.float32(255))
     all_floats = {"smaller": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2) / np.float32(255))}
-    yield "gymnasium gray", wrapped(GrayscaleObservation, small, box, keep_dim=True)
-    yield "opencv gray", np.stack([cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) for image in pixels])
     yield "torchvision gray", tv.rgb_to_grayscale(torch.from_numpy(floats)).numpy()
     yield "torchrl gray", transformed(rl.GrayScale(), pixels=floats)["pixels"].numpy()
     yield "torchrl to tensor", transformed(rl.ToTensorImage(), pixels=small)["pixels"].numpy()
     yield "torchrl crop", transformed(rl.CenterCrop(13, 20), pixels=floats)["pixels"].numpy()
     for name, (height, width) in SIZES.items():
-        source, tensors = pixels if name == "smaller" else small, all_floats.get(name, floats)
-        if name in ("smaller", "half"):
-            shape = spaces.Box(0, 255, source.shape[1:], np.uint8)
-            yield f"gymnasium resize {name}", wrapped(ResizeObservation, source, shape, shape=(height, width))
-            area = [
-                cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA) for image in source / np.float32(255)
-            ]
-            yield f"opencv resize {name}", np.stack(area)
-        yield (
-            f"torchvision resize {name}",
-            tv.resize(torch.from_numpy(tensors), [height, width], antialias=True).numpy(),
-        )
+        tensors = all_floats.get(name, floats)
+        resized = tv.resize(torch.from_numpy(tensors), [height, width], antialias=True)
+        yield f"torchvision resize {name}", resized.numpy()
         yield f"torchrl resize {name}", transformed(rl.Resize(height, width), pixels=tensors)["pixels"].numpy()
 
 
 def vectors(rng):
     x, v = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=(6, 2)).astype(np.float32)
     yield from {"x": x, "v": v}.items()
-    box = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    yield "gymnasium frames", wrapped(FrameStackObservation, x, box, stack_size=3)
-    yield "gymnasium frames of zeros", wrapped(FrameStackObservation, x, box, stack_size=3, padding_type="zero")
-    space = spaces.Dict({"x": box, "n": spaces.Discrete(3, start=1), "m": spaces.MultiDiscrete([2, 3])})
-    rows = [{"x": row, "n": np.int64(1 + i % 3), "m": np.array([i % 2, i % 3])} for i, row in enumerate(x)]
-    yield "gymnasium flat", wrapped(FlattenObservation, rows, space)
-    env = Shows(x, box, spaces.Box(np.array([-2, 0], np.float32), np.array([6, 1], np.float32)))
-    rescaled = RescaleAction(env, np.float32(-1), np.float32(1))
-    rescaled.reset()
-    for action in v[:5]:
-        rescaled.step(np.tanh(action))
-    yield "gymnasium actions", np.stack(env.actions)
     cat = transformed(rl.CatTensors(["x", "v"], "both"), x=x, v=v)
     yield "torchrl cat tensors", cat["both"].numpy()
     norm = rl.ObservationNorm(0.5, 2.0, in_keys=["x"])
