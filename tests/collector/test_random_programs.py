@@ -20,8 +20,5 @@ from vecenv import DummyVectorEnv
 @pytest.mark.parametrize("backend", one_of(BACKENDS))
 @pytest.mark.parametrize("kind", ["sync", "async", "numbered"])
 def test_collectors_agree_with_a_loop_over_single_envs(kind: str, backend: Any) -> None:
-    run(
-        type("Programs", (Fuzz,), {"kinds": (kind,), "backends": (backend,)}),
-        range(6) if backend is DummyVectorEnv else [0],
-        count=5,
-    )
+    program = type("Programs", (Fuzz,), {"kinds": (kind,), "backends": (backend,)})
+    run(program, range(6) if backend is DummyVectorEnv else [0], count=5)

@@ -18,22 +18,25 @@ import random
 import subprocess
 import sys
 
-FUZZERS = (
-    "engine",
-    "gymnasium",
-    "columns",
-    "pools",
-    "sb3",
-    "transforms",
-    "interrupts",
-    "threads",
-    "stress",
-    "collectors",
-    "jobs",
-    "pettingzoo",
-    "aec",
-    "tianshou",
-)
+from tests.fuzz.driver import fuzz
+
+FUZZERS = {
+    "engine": "engine:Fuzz",
+    "gymnasium": "facades:Gymnasium",
+    "sb3": "facades:StableBaselines",
+    "tianshou": "tianshou:Fuzz",
+    "columns": "columns:Fuzz",
+    "pools": "pools:Fuzz",
+    "pettingzoo": "pettingzoo:Fuzz",
+    "aec": "aec:Fuzz",
+    "transforms": "transforms:Fuzz",
+    "interrupts": "interrupts:Fuzz",
+    "threads": "threads:Fuzz",
+    "stress": "threads:Stress",
+    "collectors": "collectors:Fuzz",
+    "jobs": "jobs:Fuzz",
+}
+"""Module and class of each fuzzer."""
 
 
 def main() -> int:
@@ -42,21 +45,20 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="for each fuzzer [1, or one batch with --seed]")
     parser.add_argument("--seed", type=int, help="of the first batch [random]")
     options = parser.parse_args()
-    names = options.names or FUZZERS
+    names = options.names or list(FUZZERS)
     if unknown := [name for name in names if name not in FUZZERS]:
         parser.error(f"no fuzzer {unknown[0]!r}; choose from {', '.join(FUZZERS)}")
     minutes = 1.0 if options.minutes is None and options.seed is None else options.minutes
     seed = random.randrange(10**6) if options.seed is None else options.seed
-    if len(names) == 1:
-        from tests.fuzz.driver import fuzz
-
-        if names[0] == "tianshou" and importlib.util.find_spec("tianshou") is None:
-            print("tianshou: skipped, because tianshou is not installed (pip install tianshou)")
-            return 0
-        return fuzz(names[0], importlib.import_module(f"tests.fuzz.{names[0]}").Fuzz, seed, minutes)
-    more = [] if minutes is None else ["--minutes", str(minutes)]
-    command = [sys.executable, "-m", "tests.fuzz", "--seed", str(seed), *more]
-    return sum(subprocess.run([*command, name]).returncode != 0 for name in names)
+    if len(names) > 1:  # each in a separate process
+        more = [] if minutes is None else ["--minutes", str(minutes)]
+        command = [sys.executable, "-m", "tests.fuzz", "--seed", str(seed), *more]
+        return sum(subprocess.run([*command, name]).returncode != 0 for name in names)
+    if names[0] == "tianshou" and importlib.util.find_spec("tianshou") is None:
+        print("tianshou: skipped, because tianshou is not installed (pip install tianshou)")
+        return 0
+    module, _, program = FUZZERS[names[0]].partition(":")
+    return fuzz(names[0], getattr(importlib.import_module(f"tests.fuzz.{module}"), program), seed, minutes)
 
 
 if __name__ == "__main__":

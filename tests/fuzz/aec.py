@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import initialize
 from pettingzoo import AECEnv
 
-from tests.fuzz.envs import ACTIONS, assert_same, draw, number, rows_of, stacked
-from tests.fuzz.pettingzoo import AGENTS, NUMBERS, Agents, Games, without_mask
+from tests.fuzz.envs import ACTIONS, assert_same, number, row_of, stacked
+from tests.fuzz.pettingzoo import AGENTS, NUMBERS, Agents, Games, N, without_mask
 from vecenv import AECVectorEnv
-
-N = 3
-SMALL = st.integers(0, 99)
 
 
 def alike_or_not(names: list[str]) -> Any:
@@ -82,28 +79,11 @@ class Fuzz(Games):
         env = partial(Table, **given)
         self.begin(AECVectorEnv([env] * n, self.only or backend, autoreset_mode=mode), env, n, mode)
 
-    @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True), seed=st.none() | SMALL)
-    def reset(self, ids: list[int], seed: int | None) -> None:
-        for row, i, obs, infos, _ in self.reset_rows(ids, seed):
-            self.compare(row, i, obs, infos)
+    def check_reset(self, row: int, i: int, first: Any, obs: Any, infos: Any) -> None:
+        self.compare(row, i, obs, infos)
 
-    @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True) | st.just(list(range(N))), action=SMALL)
-    def step(self, ids: list[int], action: int) -> None:
-        if not (ids := self.playable(ids)):
-            return
-        rng, spaces = np.random.default_rng(action), self.envs[0].acted
-        rows = {agent: [draw(spaces[agent], rng) for _ in ids] for agent in AGENTS}
-        if self.acts_one:
-            rows = dict.fromkeys(AGENTS, rows[AGENTS[0]])
-        batches = {agent: stacked(spaces[agent], rows[agent]) for agent in AGENTS}
-        results = self.venv.step(batches[AGENTS[0]] if self.acts_one else batches, ids)
-        self.keep(*results[:4])
-        for row, i in enumerate(ids):
-            self.check_turn(row, i, {agent: rows[agent][row] for agent in AGENTS}, *results)
-
-    def check_turn(
-        self, row: int, i: int, actions: Any, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
-    ) -> None:
+    def check_step(self, row: int, i: int, actions: Any, *results: Any) -> None:
+        obs, rewards, terminated, truncated, infos = results
         env = self.envs[i]
         if self.over[i]:
             env.reset()
@@ -149,5 +129,8 @@ class Fuzz(Games):
                 legal[:] = env.mask(agent)
             assert_same(infos["action_mask"][row], legal, f"mask of {agent} in env {i}")
         space, batch = env.seen[agent], obs if self.sees_one else obs[agent]
-        got = rows_of(space, batch, len(infos["env_id"]))[row]
-        assert_same(stacked(space, [got]), stacked(space, [env.raw(agent)]), f"observation of {agent} in env {i}")
+        assert_same(
+            stacked(space, [row_of(space, batch, row)]),
+            stacked(space, [env.raw(agent)]),
+            f"observation of {agent} in env {i}",
+        )

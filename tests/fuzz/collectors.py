@@ -90,13 +90,8 @@ class Acts:
     """Policy that raises in one of its calls, or stops the collection in another."""
 
     def __init__(self, policy: Any, raises_at: int, stops_at: int, interruptor: Interruptor) -> None:
-        self.policy, self.raises_at, self.stops_at, self.interruptor, self.calls = (
-            policy,
-            raises_at,
-            stops_at,
-            interruptor,
-            0,
-        )
+        self.policy, self.interruptor, self.calls = policy, interruptor, 0
+        self.raises_at, self.stops_at = raises_at, stops_at
         self.__signature__ = inspect.signature(policy)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -119,6 +114,7 @@ POLICIES: dict[str, Any] = {
     "random": lambda: None,
     "noisy": NoisyPolicy,
 }
+COLUMNS = ["obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "env_ids", "policy_version"]
 KNOW_THE_ENV = ("env_id", "stateful")
 """With `episode_seeds` it is open which env plays an episode."""
 
@@ -561,19 +557,8 @@ class Fuzz(Program):
 
 def as_arrays(flat: Any) -> dict[str, Any]:
     """Return the columns of a flat batch as arrays."""
-    names = (
-        "obs",
-        "action",
-        "reward",
-        "terminated",
-        "truncated",
-        "traj_ids",
-        "step_count",
-        "env_ids",
-        "policy_version",
-    )
     more = {"next": flat.next.obs, **{key: flat.extras[key] for key in ("action_mask", "told") if key in flat.extras}}
-    return nest.map(np.asarray, {name: getattr(flat, name) for name in names} | more)
+    return nest.map(np.asarray, {name: getattr(flat, name) for name in COLUMNS} | more)
 
 
 def assert_row(column: Any, k: int, value: Any, what: str) -> None:

@@ -13,14 +13,13 @@ from gymnasium.vector import SyncVectorEnv
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from tests.fuzz.driver import Program
-from tests.fuzz.envs import ACTIONS, SPACES, Scripted, assert_same, draw, stacked
+from tests.fuzz.driver import SMALL, Pair
+from tests.fuzz.envs import ACTIONS, SPACES, Results, Scripted, assert_same, draw, stacked
 from tests.support.gymnasium_cases import Foreign
 from tests.support.simulators import ACTION, Alone, Simulator
 from vecenv import DummyVectorEnv, GymnasiumVectorEnv, from_gymnasium, nest
 
 N = 4
-SMALL = st.integers(0, 99)
 SIMULATORS = {"masked": "SameStep", "whole": "SameStep", "old": "SameStep", "lost": "SameStep", "next": "NextStep"}
 """Forms of the last observation of a simulator, and the mode of the simulator."""
 MODES = ("NextStep", "SameStep", "Disabled")
@@ -57,8 +56,8 @@ def plain(value: Any, loose: bool = False) -> Any:
     return value.item() if loose and isinstance(value, np.generic) else value
 
 
-class Fuzz(Program):
-    """`both` are the envs one by one, and the vector env. `kept` is the latest result of the vector env, and a copy."""
+class Fuzz(Pair):
+    """`both` are the envs one by one, and the vector env."""
 
     kinds: ClassVar[Sequence[str]] = (*SIMULATORS, *MODES)
     forms: ClassVar[Any] = None
@@ -75,13 +74,11 @@ class Fuzz(Program):
         space=st.sampled_from(FIXED),
         by_id=st.booleans(),
     )
-    def make(self, n: int, kind: int, maker: str, by_id: bool, tensors: bool, **given: Any) -> None:
-        self.begin(n, self.kinds[kind % len(self.kinds)], maker, by_id, tensors, **given)
-
-    def begin(self, n: int, kind: str, maker: str, by_id: bool, tensors: bool, **given: Any) -> None:
+    def make(self, n: int, kind: Any, maker: str, by_id: bool, tensors: bool, **given: Any) -> None:
+        kind = self.kinds[kind % len(self.kinds)]
         if self.forms is not None:
             tensors, given = self.forms, given | {"wide": self.forms, "library": torch if self.forms else np}
-        self.n, self.kind, self.kept, self.over = n, kind, None, np.zeros(n, bool)
+        self.n, self.kind, self.over, self.results = n, kind, np.zeros(n, bool), Results(1, self.result)
         self.mode, self.by_id = SIMULATORS.get(kind, kind), by_id and kind in MODES
         self.tensors = tensors and given["library"] is torch and kind in SIMULATORS
         fns: list[Any]
@@ -101,20 +98,13 @@ class Fuzz(Program):
         ]
         self.reset(None, list(range(n)))
 
-    def close(self) -> None:
-        for venv in getattr(self, "both", ()):
-            venv.close()
-
     def result(self, result: Any) -> list[Any]:
         *columns, infos = result
         return [*map(plain, columns), [plain(info, self.kind in MODES) for info in infos]]
 
-    def compare(self, call: Any, lost: Any = None) -> None:
-        """Compare the results of a call. lost: rows of ended envs, which may have no last observation and info."""
-        theirs, mine = (call(venv) for venv in self.both)
-        if self.kept is not None:
-            assert_same(self.result(self.kept[0]), self.kept[1], "earlier result")
-        self.kept = mine, self.result(mine)
+    def compare_rows(self, theirs: Any, mine: Any, lost: Any = None) -> None:
+        """Compare two results. lost: rows of ended envs, which may have no last observation and info."""
+        self.results.add(mine)
         expected, got = self.result(theirs), self.result(mine)
         has_last_info = self.kind not in ("old", "lost")  # else the first info is also the last
         for row, (one, other) in enumerate(zip(expected.pop(), got.pop(), strict=True)):
@@ -137,12 +127,12 @@ class Fuzz(Program):
         """Reset some envs if the vector env can, else all."""
         ids, seed = [i for i in ids if i < self.n], seed if self.kind in MODES else None
         begun = self.mode == "SameStep" and seed is None and self.over[ids].all()
-        some = ids if ids and self.kept and (self.by_id or begun) else None
+        some = ids if ids and self.results.kept and (self.by_id or begun) else None
         chosen = self.over[slice(None) if some is None else some]
         if self.mode == "SameStep" and chosen.any() and (seed is not None or not chosen.all()):
             return  # the next episodes of these envs have begun, and would be skipped
         self.over[slice(None) if some is None else some] = False
-        self.compare(lambda venv: venv.reset(some, seed=seed))
+        self.compare_rows(*(venv.reset(some, seed=seed) for venv in self.both))
 
     @rule(number=SMALL, order=st.permutations(range(N)), autoreset=st.booleans())
     def step(self, number: int, order: Sequence[int], autoreset: bool) -> None:
@@ -156,8 +146,7 @@ class Fuzz(Program):
         ended = results[0][2] | results[0][3]
         self.over[:] = False
         self.over[ids] = ended & (not autoreset)
-        answers = iter(results)
-        self.compare(lambda venv: next(answers), None if autoreset else ended)
+        self.compare_rows(*results, None if autoreset else ended)
         return None
 
     @rule(numbers=st.lists(SMALL, min_size=4, max_size=8))

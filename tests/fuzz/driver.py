@@ -13,14 +13,18 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import hypothesis.internal.conjecture.engine as hypothesis_engine
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
+from tests.fuzz.envs import Results, assert_same
+
 hypothesis_engine.MAX_SHRINKING_SECONDS = 60  # there is no setting for it; a program that hangs is shrunk for minutes
+SMALL = st.integers(0, 99)
 
 
 class Hang(AssertionError):
@@ -48,17 +52,15 @@ class Program(RuleBasedStateMachine):
         super().__init__()
         type(self).programs += 1
         self._handler = signal.signal(signal.SIGALRM, _hang)
-        self._start_timers()
-
-    def _start_timers(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, self.patience)
-        faulthandler.dump_traceback_later(4 * self.patience, exit=True)  # a call that no signal ends
+        # For a call that no signal ends. This timer is for the whole program, because it is slow to start.
+        faulthandler.dump_traceback_later(self.steps * self.patience, exit=True)
 
     @invariant()
     def count(self) -> None:
         """Count an operation. Time starts again, because a busy machine may need long for a whole program."""
         type(self).operations += 1
-        self._start_timers()
+        signal.setitimer(signal.ITIMER_REAL, self.patience)
 
     def close(self) -> None:
         """Release what the program holds."""
@@ -70,6 +72,55 @@ class Program(RuleBasedStateMachine):
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, self._handler)
             faulthandler.cancel_dump_traceback_later()
+
+
+class Pair(Program):
+    """Program whose calls go to `both`: the original, or a plain vector env, and ours. Both must do the same.
+
+    `owns`: the caller owns the results. No later call changes them, and the caller may write into them.
+    """
+
+    owns = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both: list[Any] = []
+        self.results = Results()
+
+    def close(self) -> None:
+        for envs in self.both:
+            envs.close()
+        self.results.check()
+
+    def compare(
+        self, call: Callable[[Any], Any], what: str = "result", plain: Callable[[Any], Any] = list, keep: bool = True
+    ) -> Any:
+        """Make the call on both, and compare the plain forms of the results. Return the original's result.
+
+        If the original raises, ours must raise an error of the same class with the same text, which names the env.
+        The result is None then.
+        """
+        theirs, mine = (outcome(call, envs) for envs in self.both)
+        for error in (theirs, mine):
+            if isinstance(error, Exception):
+                described = [(type(each), str(each)) for each in (theirs, mine)]
+                if described[0] != described[1]:
+                    raise AssertionError(f"the original: {theirs!r}; ours: {mine!r}") from error
+                return None
+        assert_same(plain(mine), plain(theirs), what)
+        if keep and self.owns:
+            self.results.add(list(mine), write=True)
+        return theirs
+
+
+def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of the call, or the error that it raises."""
+    try:
+        return call(*arguments)
+    except Hang:
+        raise
+    except Exception as error:
+        return error
 
 
 def run(program: type[Program], seeds: Iterable[int], deadline: float | None = None, count: int = 0) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import copy
 import os
 import signal
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -114,6 +114,10 @@ class Notes(Transform):
             info["told"] = [len(info.keys() - OURS), reward]
 
 
+STATE = ("calls", "episode", "t", "seeded", "options", "mark", "received")
+"""Attributes of `Scripted` on which results depend."""
+
+
 class Scripted(gymnasium.Env):
     """Observations, rewards and infos follow from the env's id, and from all that was done to it.
 
@@ -139,18 +143,22 @@ class Scripted(gymnasium.Env):
         self.id, self.rewards, self.faults, self.is_oracle = id, rewards, faults or {}, is_oracle
         self.calls = self.episode = self.t = 0
         self.seeded, self.options, self.mark = -1, 0, 0
+        self.broken = False
+        """Whether the next step raises."""
         self.received: Any = None
         """The types of the last action."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self.episode, self.t = self.episode + 1, 0
+        self.episode, self.t, self.broken = self.episode + 1, 0, False
         self.seeded = self.seeded if seed is None else seed
         self.options = (options or {}).get("at", 0)
         row = self._row("reset", 0)
         return row if len(row) == 3 else (row[0], row[-1])
 
     def step(self, action: Any) -> Any:
+        if self.broken:
+            raise OverflowError(f"boom of env {self.id}")
         self.t += 1
         self.received = type_of(action)
         return self._row("step", action)
@@ -182,19 +190,13 @@ class Scripted(gymnasium.Env):
         return obs, value, over and kind != 1, over and kind != 0, info
 
     def get_state(self) -> Any:
-        return self.calls, self.episode, self.t, self.seeded, self.options, self.mark
+        return {name: getattr(self, name) for name in STATE}
 
-    def set_state(self, state: Any) -> None:
-        self.calls, self.episode, self.t, self.seeded, self.options, self.mark = state
-
-    def episode_state(self) -> dict[str, Any]:
-        """Return what a new worker's env continues."""
-        return {
-            name: getattr(self, name) for name in ("calls", "episode", "t", "seeded", "options", "mark", "received")
-        }
-
-    def set_episode_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+
+    episode_state, set_episode_state = get_state, set_state
+    """What the env of a new worker continues."""
 
     def echo(self, *args: Any, **kwargs: Any) -> Any:
         return self.id, self.t, args, kwargs
@@ -202,8 +204,48 @@ class Scripted(gymnasium.Env):
     def set_mark(self, value: int) -> None:
         self.mark = value
 
+    def break_in(self, ids: Sequence[int]) -> None:
+        """Raise in the next step, if these are ids of this env too."""
+        self.broken = self.id in ids
+
+    def set_states(self, states: Sequence[Any]) -> None:
+        """Set the state of this env, of the states of all envs."""
+        self.set_state(states[self.id])
+
     def render(self) -> Any:
         return np.full((2, 2, 3), self.id, np.uint8)
+
+
+class Named(gymnasium.Wrapper):  # type: ignore[type-arg]
+    """Env whose infos have the key `env_id`, which vecenv uses as well."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = self.env.reset(**kwargs)
+        return obs, {**info, "env_id": "first"}
+
+    def step(self, action: Any) -> Any:
+        *result, info = self.env.step(action)
+        return (*result, {**info, "env_id": "later"} if info else info)
+
+
+class Loose(gymnasium.ObservationWrapper):  # type: ignore[type-arg]
+    """Env whose observations have other types than their space, as in published envs."""
+
+    def observation(self, obs: Any) -> Any:
+        return loosened(self.observation_space, obs)
+
+
+def loosened(space: Any, obs: Any) -> Any:
+    """Return an observation with wider floats, lists, numpy integers, and keys in another order."""
+    if isinstance(space, spaces.Dict):
+        return {key: loosened(space[key], obs[key]) for key in reversed(space.spaces)}
+    if isinstance(space, spaces.Tuple):
+        return [loosened(part, value) for part, value in zip(space.spaces, obs, strict=True)]
+    if isinstance(space, spaces.Discrete):
+        return np.int64(obs)
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f" and space.shape != ():
+        return np.asarray(obs, np.float64) if len(space.shape) == 1 else obs.tolist()
+    return obs
 
 
 def monitored(env: Any) -> Any:
@@ -212,18 +254,21 @@ def monitored(env: Any) -> Any:
     return Monitor(env)
 
 
-AROUND_EACH: dict[str, Any] = {
+AROUND: dict[str, Any] = {
     "none": lambda env: env,
     "time limit": lambda env: gymnasium.wrappers.TimeLimit(env, 3),
     "statistics": gymnasium.wrappers.RecordEpisodeStatistics,
     "scaled": lambda env: gymnasium.wrappers.TransformReward(env, lambda reward: 2 * reward),
+    "named": Named,
+    "loose": Loose,
     "monitor": monitored,
 }
+"""Wrappers of single envs."""
 
 
 def make_env(i: int, around: str = "none", **settings: Any) -> Any:
-    """Env i, with this wrapper around it."""
-    return AROUND_EACH[around](Scripted(i, **settings))
+    """Make env i, with this wrapper around it."""
+    return AROUND[around](Scripted(i, **settings))
 
 
 def type_of(value: Any) -> Any:
@@ -294,39 +339,24 @@ def objects(rows: Sequence[Any]) -> np.ndarray:
 
 
 def difference(got: Any, want: Any, at: str = "", *, rounds: bool = False) -> str:
-    """Return the first difference of two trees in type, dtype, shape or bits; "" if they are equal. With `rounds`,
-    floats may differ in their last bits.
+    """Return the first difference of two trees in type, dtype, shape or bits, or "" if they are equal.
+
+    With `rounds`, floats may differ in their last bits.
     """
-    if isinstance(want, np.ndarray):
-        if not isinstance(got, np.ndarray) or (got.dtype, got.shape) != (want.dtype, want.shape):
-            return f"{at}: {kind_of(got)} {got!r}, expected {kind_of(want)} {want!r}"
-        if (
-            rounds
-            and want.dtype.kind == "f"
-            and np.allclose(got, want, *[1e-10 if want.itemsize == 8 else 1e-5] * 2, equal_nan=True)
-        ):
-            return ""
-        if want.dtype != object:
-            return "" if got.tobytes() == want.tobytes() else f"{at}: {got!r}, expected {want!r}"
-        return difference(list(got.ravel()), list(want.ravel()), at, rounds=rounds)
-    if type(got) is not type(want) and not (isinstance(want, Mapping) and isinstance(got, Mapping)):
-        return f"{at}: {kind_of(got)} {got!r}, expected {kind_of(want)} {want!r}"
-    if rounds and isinstance(want, (float, np.floating)):
-        return difference(np.asarray(got), np.asarray(want), at, rounds=True)
-    if isinstance(want, Mapping):
-        if list(got) != list(want) and got.keys() != want.keys():
+    if isinstance(got, Mapping) and isinstance(want, Mapping):
+        if got.keys() != want.keys():
             return f"{at}: keys {list(got)}, expected {list(want)}"
-        pairs = [(f"{at}[{key!r}]", got[key], want[key]) for key in want]
-    elif isinstance(want, (list, tuple)):
-        if len(got) != len(want):
-            return f"{at}: {len(got)} entries {got!r}, expected {len(want)}: {want!r}"
-        pairs = [(f"{at}[{k}]", *pair) for k, pair in enumerate(zip(got, want, strict=True))]
+        parts = [(f"{at}[{key!r}]", got[key], want[key]) for key in want]
+    elif is_list(want) and kind_of(got) == kind_of(want) and len(got) == len(want):
+        parts = [(f"{at}[{k}]", *pair) for k, pair in enumerate(zip(got, want, strict=True))]
     else:
-        same = got == want or (got != got and want != want)
-        if isinstance(want, float):
-            same = same and math.copysign(1, got) == math.copysign(1, want)
-        return "" if same else f"{at}: {got!r}, expected {want!r}"
-    return next((text for place, a, b in pairs if (text := difference(a, b, place, rounds=rounds))), "")
+        same = kind_of(got) == kind_of(want) and not is_list(want) and equal(got, want, rounds)
+        return "" if same else f"{at}: {kind_of(got)} {got!r}, expected {kind_of(want)} {want!r}"
+    return next((text for place, a, b in parts if (text := difference(a, b, place, rounds=rounds))), "")
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
 
 
 def kind_of(value: Any) -> str:
@@ -334,9 +364,52 @@ def kind_of(value: Any) -> str:
     return f"{value.dtype}{value.shape}" if array else type(value).__name__
 
 
+def equal(got: Any, want: Any, rounds: bool) -> bool:
+    """Compare two leaves of the same type: numbers and arrays by their bits."""
+    if not isinstance(want, (np.ndarray, np.generic, float)):
+        return bool(got == want)
+    one, two = np.asarray(got), np.asarray(want)
+    if rounds and two.dtype.kind == "f":
+        return np.allclose(one, two, *[1e-10 if two.itemsize == 8 else 1e-5] * 2, equal_nan=True)
+    return one.tobytes() == two.tobytes()
+
+
 def assert_same(got: Any, want: Any, what: str, *, rounds: bool = False) -> None:
     text = difference(got, want, what, rounds=rounds)
     assert not text, text
+
+
+class Results:
+    """The latest results of a vector env. No later call may change them, whatever the caller writes into them."""
+
+    def __init__(self, most: int = 3, plain: Callable[[Any], Any] = lambda result: result) -> None:
+        self.most, self.plain = most, plain
+        self.kept: list[tuple[Any, Any]] = []
+
+    def add(self, result: Any, *, write: bool = False) -> None:
+        """Keep a result. `write`: overwrite its arrays first, as their owner may."""
+        if write:
+            overwrite(result)
+        self.kept.append((result, copy.deepcopy(self.plain(result))))
+        if len(self.kept) > self.most:
+            self.check(1)
+
+    def check(self, count: int | None = None) -> None:
+        """Check that the oldest results have not changed, all by default, and forget them."""
+        for result, before in self.kept[:count]:
+            assert_same(self.plain(result), before, "an earlier result has changed")
+        del self.kept[:count]
+
+
+def overwrite(value: Any) -> None:
+    """Fill all arrays of a result with ones."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if is_list(value):
+        for part in value:
+            overwrite(part)
+    elif isinstance(value, np.ndarray) and value.flags.writeable and value.dtype.kind in "biufc":
+        value[...] = 1
 
 
 def transformed(env_fn: Any, makers: Sequence[Any]) -> Any:
@@ -346,15 +419,13 @@ def transformed(env_fn: Any, makers: Sequence[Any]) -> Any:
     return TransformedEnv(env_fn(), Compose(*(make() for make in makers)))
 
 
-def rows_of(space: Any, batch: Any, count: int) -> list[Any]:
-    """The rows of a batch, each an element of the space."""
+def row_of(space: Any, batch: Any, j: int) -> Any:
+    """Return row j of a batch, an element of the space."""
     if isinstance(space, spaces.Dict):
-        parts = {key: rows_of(part, batch[key], count) for key, part in space.spaces.items()}
-        return [{key: part[j] for key, part in parts.items()} for j in range(count)]
+        return {key: row_of(part, batch[key], j) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        rows = [rows_of(part, batch[k], count) for k, part in enumerate(space.spaces)]
-        return [tuple(part[j] for part in rows) for j in range(count)]
-    return [np.asarray(row) if isinstance(space, spaces.Box) else row for row in batch]
+        return tuple(row_of(part, batch[k], j) for k, part in enumerate(space.spaces))
+    return np.asarray(batch[j]) if isinstance(space, spaces.Box) else batch[j]
 
 
 class Told(gymnasium.Env):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from collector import SyncDataCollector
-from tests.fuzz.driver import Program
+from tests.fuzz.driver import SMALL, Program
 from tests.fuzz.engine import always, await_new_worker
 from tests.fuzz.envs import Told, normed
 from tests.support.coroutine_envs import CoroutineVectorEnv
@@ -49,7 +49,6 @@ BACKENDS: dict[str, Any] = {
     "subproc, new workers": partial(SubprocVectorEnv, recycle_after=always),
 }
 N = 3
-SMALL = st.integers(0, 99)
 AT = st.integers(1, 40) | st.integers(1, 600)
 HOW = st.sampled_from(["once", "once", "twice", "signal"])
 CALLS = ["step", "step", "partial", "autoreset", "halves", "reset", "seed", "call", "state", "alive", "stats", "shared"]

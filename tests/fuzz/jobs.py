@@ -1,6 +1,6 @@
 """Jobs that are killed, stopped or fail, and then resumed, against a loop that plays the same episodes.
 
-`python -m tests.fuzz.kills` kills longer jobs, and `python -m tests.fuzz.ray_kills` kills jobs on a Ray cluster.
+`python -m tests.fuzz.kills` kills longer jobs, also on a Ray cluster.
 """
 
 from __future__ import annotations

@@ -2,17 +2,18 @@
 
     python -m tests.fuzz.kills                            # 200 kills: some minutes
     python -m tests.fuzz.kills --kills 20 --backend shmem
-    python -m tests.fuzz.ray_kills                        # drivers and tasks of jobs on a Ray cluster
+    python -m tests.fuzz.kills --kills 30 --backend ray   # drivers and tasks of jobs on a Ray cluster
 
-Each job has a separate process, and small shards, so that it commits all the time. In two of three kills, the process
-kills itself before or after a random system call of its commits (write, fsync, rename). The other kills come from
-outside at a random moment. After each kill, the folder must open, all shards must be whole, and no committed episode
+Each job has a separate process, and small shards, so that it commits all the time. The process kills itself before,
+within or after a random system call of its commits (write, fsync, rename). A kill between two calls leaves the files
+of a kill before the second. After each kill, the folder must open, all shards must be whole, and no committed episode
 may be missing. Then the job is resumed. In the end, its episodes must equal the undisturbed job's bit for bit.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import os
 import random
@@ -21,62 +22,87 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+import gymnasium
 
 from collector import Dataset, DatasetError, Job, run_job
 from collector.store import safe_folder
-from vecenv import nest
+from tests.support.job_envs import assert_same
 
 CALLS = ("write", "fsync", "rename")
 """Of `collector.store.safe_folder`: what a commit consists of."""
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["collector.jobs.job_runner", "gymnasium.envs.classic_control"])
 """Jobs are forked from a process that has imported everything, because that takes longer than most of them live."""
+DRIVER, ACTOR = "driver", "actor"
 
 
 @dataclass(frozen=True)
 class LocalJobs:
-    """Jobs that are killed: their settings, and how to kill one of them until it is complete."""
+    """Jobs that are killed: their settings, and which processes of one can be killed."""
 
     backend: str
+    victims: ClassVar[Any] = ({DRIVER},)
 
     def settings(self, out: Path) -> dict[str, Any]:
         """Return the settings of `Job` that name the envs. `out` is the folder of the job."""
         return {"env": "CartPole-v1", "backend": self.backend}
 
     def options(self) -> dict[str, Any]:
-        """Return further arguments of `run_job` and `resume_job`."""
+        """Return further arguments of `run_job`."""
         return {}
 
     def undisturbed(self) -> LocalJobs:
         """Return the jobs that write the same episodes and are not killed."""
         return self
 
-    def kill_until_complete(self, out: Path, episodes: int, rng: random.Random) -> Iterator[bool]:
-        """Kill a job and resume it until it is complete. Yield for each kill whether it came within a commit."""
-        committed: set[int] = set()
-        while True:
-            inject = rng.random() < 2 / 3
-            running = start(out, self, episodes, moment(rng) if inject else "")
-            if not inject:
-                wait_for_growth(out, running)
-                time.sleep(rng.random() * 0.2)
-                running.kill()
-            code = finish(running, (0, -signal.SIGKILL))
-            committed = check(out, committed)
-            if code == 0:
-                return
-            yield inject
+
+@dataclass(frozen=True)
+class RayJobs(LocalJobs):
+    """Jobs on the cluster with this address. Without an address they run in this process.
+
+    When a task's process makes its first env, it takes the order in the folder of orders, if there is one, and kills
+    itself at the system call that the order names.
+    """
+
+    backend: str = "dummy"
+    address: str = ""
+    victims = ({DRIVER}, {ACTOR}, {DRIVER, ACTOR})
+
+    def settings(self, out: Path) -> dict[str, Any]:
+        logging.getLogger("vecenv").setLevel(logging.ERROR)  # it warns of actors that die
+        return {"env": "tests.fuzz.kills:obeying", "env_kwargs": {"orders": str(orders_of(out))}, "backend": "dummy"}
+
+    def options(self) -> dict[str, Any]:
+        return {"cluster": self.address, "cluster_actors": 2} if self.address else {}
+
+    def undisturbed(self) -> RayJobs:
+        return RayJobs()
 
 
-def job_process(out: str, jobs: LocalJobs, episodes: int, kill_at: str, transforms: tuple[Any, ...] = ()) -> None:
-    """Run or resume the job in this process, which kills itself before, within or after a system call of a commit."""
-    arm(kill_at)
-    settings, options = jobs.settings(Path(out)), jobs.options()
-    job = Job(**settings, episodes=episodes, num_envs=4, seed=5, shard_bytes=3000, transforms=transforms)
-    run_job(job, out, resume=True, **options)
+def orders_of(out: Path) -> Path:
+    """Return the folder of orders for actors of the job with this folder."""
+    folder = out.parent / "orders"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+_processes_that_know: set[int] = set()
+
+
+def obeying(orders: str) -> gymnasium.Env[Any, Any]:
+    """Make a CartPole, in an actor that obeys an order."""
+    if os.getpid() not in _processes_that_know:
+        _processes_that_know.add(os.getpid())
+        taken = Path(orders) / f"taken-{os.getpid()}"
+        with suppress(FileNotFoundError):
+            (Path(orders) / "order").rename(taken)
+            arm(taken.read_text(), lambda: taken.rename(taken.with_name(f"done-{os.getpid()}")))
+    return gymnasium.make("CartPole-v1")
 
 
 def arm(kill_at: str, last_words: Callable[[], Any] = lambda: None) -> None:
@@ -116,13 +142,12 @@ def arm(kill_at: str, last_words: Callable[[], Any] = lambda: None) -> None:
         setattr(safe_folder, name, watched(getattr(safe_folder, name)))
 
 
-class Tally(NamedTuple):
-    """The outcome of some kills."""
-
-    kills: int
-    within_commits: int
-    jobs: int
-    """That were complete, and equal to the undisturbed one."""
+def job_process(out: str, jobs: LocalJobs, episodes: int, kill_at: str, transforms: tuple[Any, ...] = ()) -> None:
+    """Run or resume the job in this process, which kills itself before, within or after a system call of a commit."""
+    arm(kill_at)
+    settings, options = jobs.settings(Path(out)), jobs.options()
+    job = Job(**settings, episodes=episodes, num_envs=4, seed=5, shard_bytes=3000, transforms=transforms)
+    run_job(job, out, resume=True, **options)
 
 
 def start(out: Path, jobs: LocalJobs, episodes: int, kill_at: str = "", transforms: tuple[Any, ...] = ()) -> Any:
@@ -130,53 +155,6 @@ def start(out: Path, jobs: LocalJobs, episodes: int, kill_at: str = "", transfor
     running = CONTEXT.Process(target=job_process, args=(str(out), jobs, episodes, kill_at, transforms))
     running.start()
     return running
-
-
-def kill_jobs(folder: Path, jobs: LocalJobs, kills: int, seed: int, episodes: int = 150) -> Tally:
-    """Kill and resume jobs in `folder`, `kills` times in all. Raise AssertionError if anything is lost."""
-    rng = random.Random(seed)
-    whole = folder / "whole"
-    finish(start(whole, jobs.undisturbed(), episodes))
-    tally = Tally(0, 0, 0)
-    while tally.kills < kills:
-        out = folder / f"job{tally.jobs}"
-        for within in jobs.kill_until_complete(out, episodes, rng):
-            tally = tally._replace(kills=tally.kills + 1, within_commits=tally.within_commits + within)
-            if tally.kills == kills:
-                finish(start(out, jobs, episodes))
-                break
-        assert_same(Dataset(out), Dataset(whole))
-        tally = tally._replace(jobs=tally.jobs + 1)
-        shutil.rmtree(out)
-    return tally
-
-
-def moment(rng: random.Random) -> str:
-    """One for `arm`. A commit is about seven calls; the first ones of a new job write the head."""
-    return f"{rng.randrange(1, 30)}:{rng.choice(['before', 'within', 'after'])}"
-
-
-def wait_for_growth(out: Path, running: Any) -> None:
-    """Wait until the job has committed something, or has ended."""
-    manifest = out / "manifest.jsonl"
-    before = manifest.stat().st_size if manifest.exists() else 0
-    while running.exitcode is None and not (manifest.exists() and manifest.stat().st_size > before):
-        time.sleep(0.005)
-
-
-def check(out: Path, before: set[int]) -> set[int]:
-    """The episodes that are committed; all of `before` must be among them, and every shard whole."""
-    if not (out / "dataset.json").exists():
-        assert not before
-        return set()
-    try:
-        data = Dataset(out)
-    except DatasetError as error:
-        raise AssertionError(f"the folder cannot be read after a kill: {error}") from error
-    assert data.verify() == [], "a shard is damaged after a kill"
-    numbers = set(data.numbers.tolist())
-    assert before <= numbers, f"episodes are lost: {sorted(before - numbers)}"
-    return numbers
 
 
 def finish(running: Any, codes: tuple[int, ...] = (0,)) -> int:
@@ -190,45 +168,91 @@ def finish(running: Any, codes: tuple[int, ...] = (0,)) -> int:
     return int(code)
 
 
-def assert_same(one: Dataset, two: Dataset) -> None:
-    """The same episodes, bit for bit, by number."""
-    assert one.complete
-    assert one.numbers.tolist() == two.numbers.tolist()
-    for a, b in zip(one, two, strict=True):
-        assert (a.number, a.seed) == (b.number, b.seed)
-        for name in ("obs", "action", "reward", "terminated", "truncated"):
-            pairs = zip(nest.leaves(getattr(a, name)), nest.leaves(getattr(b, name)), strict=True)
-            assert all(x.tobytes() == y.tobytes() for x, y in pairs), f"{name} of episode {a.number} differs"
+def check(out: Path, before: set[int]) -> set[int]:
+    """Return the committed episodes. All of `before` must be among them, and every shard must be whole."""
+    if not (out / "dataset.json").exists():
+        assert not before
+        return set()
+    try:
+        data = Dataset(out)
+    except DatasetError as error:
+        raise AssertionError(f"the folder cannot be read after a kill: {error}") from error
+    assert data.verify() == [], "a shard is damaged after a kill"
+    numbers = set(data.numbers.tolist())
+    assert before <= numbers, f"episodes are lost: {sorted(before - numbers)}"
+    return numbers
+
+
+class Tally(NamedTuple):
+    """The outcome of some kills."""
+
+    kills: int
+    jobs: int
+    """That were complete, and equal to the undisturbed one."""
+
+
+def kill_jobs(folder: Path, jobs: LocalJobs, kills: int, seed: int, episodes: int = 150) -> Tally:
+    """Kill and resume jobs in `folder`, at least `kills` times in all. Raise AssertionError if anything is lost."""
+    rng, killed, complete = random.Random(seed), 0, 0
+    finish(start(folder / "whole", jobs.undisturbed(), episodes))
+    while killed < kills:
+        out, committed, code = folder / f"job{complete}", set[int](), -1
+        while code:
+            orders, victims = orders_of(out), rng.choice(jobs.victims) if killed < kills else ()
+            # A commit is about seven calls. The first calls of a new job write the head.
+            moments = [f"{rng.randrange(1, 30)}:{rng.choice(['before', 'within', 'after'])}" for _ in range(2)]
+            if ACTOR in victims:
+                (orders / "order").write_text(moments[0])
+            code = finish(start(out, jobs, episodes, moments[1] if DRIVER in victims else ""), (0, -signal.SIGKILL))
+            committed = check(out, committed)
+            killed += (code != 0) + len(list(orders.glob("done-*")))
+            shutil.rmtree(orders)
+        assert_same(out, folder / "whole")
+        assert Dataset(out).complete
+        complete += 1
+        shutil.rmtree(out)
+    return Tally(killed, complete)
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """Start a Ray on this machine with more CPUs than the machine has, and yield its address."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # a token is for the process that starts Ray, and its children
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    try:
+        yield str(made.address)
+    finally:
+        made.shutdown()
 
 
 def report(name: str, jobs: LocalJobs, kills: int, seed: int) -> None:
     """Kill jobs in a temporary folder, and print the outcome."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        tally = kill_jobs(Path(folder), jobs, kills, seed)
+        killed, complete = kill_jobs(Path(folder), jobs, kills, seed)
+    seconds = time.perf_counter() - begin
     print(
-        f"{name}: {tally.kills} kills, {tally.within_commits} of them within a commit; {tally.jobs} jobs "
-        f"complete and equal to the undisturbed job; {time.perf_counter() - begin:.0f} s",
+        f"{name}: {killed} kills, {complete} jobs complete and equal to the undisturbed job; {seconds:.0f} s",
         flush=True,
     )
 
 
-def parser(doc: str | None, kills: int) -> argparse.ArgumentParser:
-    """Return the parser of the arguments of both commands."""
-    made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    made.add_argument("--kills", type=int, default=kills, help="in all [%(default)s]")
-    made.add_argument("--seed", type=int, default=0, help="of the moments [%(default)s]")
-    return made
-
-
 def main() -> None:
-    arguments = parser(__doc__, 200)
-    arguments.add_argument("--backend", default="dummy,shmem", help="backends that share the kills [%(default)s]")
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=200, help="in all [%(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments [%(default)s]")
+    parser.add_argument("--backend", default="dummy,shmem", help="backends that share the kills, or ray [%(default)s]")
+    options = parser.parse_args()
     backends = options.backend.split(",")
     for i, backend in enumerate(backends):
         kills = options.kills // len(backends) + (i < options.kills % len(backends))
-        report(backend, LocalJobs(backend), kills, options.seed + i)
+        if backend == "ray":
+            with cluster() as address:
+                report("ray", RayJobs(address=address), kills, options.seed + i)
+        else:
+            report(backend, LocalJobs(backend), kills, options.seed + i)
 
 
 if __name__ == "__main__":

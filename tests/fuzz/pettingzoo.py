@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from pettingzoo import ParallelEnv
 
-from tests.fuzz.driver import Program
-from tests.fuzz.envs import ACTIONS, SPACES, assert_same, draw, number, rows_of, stacked
-from vecenv import ParallelVectorEnv, nest
+from tests.fuzz.driver import SMALL, Program
+from tests.fuzz.envs import ACTIONS, SPACES, Results, assert_same, draw, number, row_of, stacked
+from vecenv import ParallelVectorEnv
 
-N = 4
+N = 3
 AGENTS = ["ant", "bee", "cat", "dog"]
 NUMBERS = ["floats", "doubles", "picture", "discrete", "multi", "binary", "boxes"]
-SMALL = st.integers(0, 99)
+IDS = st.lists(st.integers(0, N - 1), min_size=1, unique=True)
 
 
 class Agents:
@@ -109,45 +109,62 @@ class Games(Program):
 
     only: ClassVar[str] = ""
     """Backend of all programs, instead of a random one."""
-    modes: ClassVar[Sequence[str]] = ("NextStep", "SameStep", "Disabled")
-    n: int
-    mode: str
-    envs: list[Any]
-    venv: Any
+    acts_one = False
+    """Whether the vector env takes one batch of actions for all agents."""
 
     def begin(self, venv: Any, env: Callable[[], Any], n: int, mode: str) -> None:
         """Begin with `n` envs in `venv`, and as many of the oracle."""
         self.venv, self.n, self.mode = venv, n, mode
-        self.envs, self.over, self.kept = [env() for _ in range(n)], [False] * n, list[Any]()
+        self.envs, self.over, self.results = [env() for _ in range(n)], [False] * n, Results(1)
         self.reset(list(range(n)), 1)
-
-    def reset(self, ids: list[int], seed: int | None) -> None:
-        raise NotImplementedError
 
     def close(self) -> None:
         if hasattr(self, "venv"):
             self.venv.close()
 
-    def reset_rows(self, ids: list[int], seed: int | None) -> Iterator[tuple[int, int, Any, Any, Any]]:
-        """Reset these envs; yields row, id, observations, infos, and the result of the env of the oracle."""
+    def check_reset(self, row: int, i: int, first: Any, obs: Any, infos: Any) -> None:
+        """Compare the row of env i with the env of the oracle, whose reset returned `first`."""
+        raise NotImplementedError
+
+    def check_step(self, row: int, i: int, actions: Any, *results: Any) -> None:
+        """Step the env of the oracle with these actions of its agents, and compare the row of env i."""
+        raise NotImplementedError
+
+    @rule(ids=IDS, seed=st.none() | SMALL)
+    def reset(self, ids: list[int], seed: int | None) -> None:
         ids = [i for i in ids if i < self.n] or [0]
         obs, infos = self.venv.reset(id=ids, **({} if seed is None else {"seed": seed}))
-        self.keep(obs, infos["alive"])
+        self.results.add([obs, infos["alive"]])
         for row, i in enumerate(ids):
             self.over[i] = False
-            yield row, i, obs, infos, self.envs[i].reset(seed=None if seed is None else seed + i)
+            first = self.envs[i].reset(seed=None if seed is None else seed + i)
+            self.check_reset(row, i, first, obs, infos)
 
-    def keep(self, *results: Any) -> None:
-        """Check that the latest results have not changed, and keep these."""
-        assert all(np.array_equal(array, copy) for array, copy in self.kept), "an earlier result has changed"
-        self.kept = [(array, array.copy()) for array in nest.leaves(results)]
+    @rule(ids=IDS | st.just(list(range(N))), action=SMALL)
+    def step(self, ids: list[int], action: int) -> None:
+        ids = [i for i in ids if i < self.n and not (self.mode == "Disabled" and self.over[i])]
+        if not ids:
+            return
+        rng, spaces = np.random.default_rng(action), self.envs[0].acted
+        rows = {agent: [draw(spaces[agent], rng) for _ in ids] for agent in AGENTS}
+        if self.acts_one:
+            rows = dict.fromkeys(AGENTS, rows[AGENTS[0]])
+        batches = {agent: stacked(spaces[agent], rows[agent]) for agent in AGENTS}
+        *columns, infos = self.venv.step(batches[AGENTS[0]] if self.acts_one else batches, ids)
+        self.results.add([*columns, infos["alive"], infos.get("action_mask")])
+        for row, i in enumerate(ids):
+            self.check_step(row, i, {agent: rows[agent][row] for agent in AGENTS}, *columns, infos)
 
-    def playable(self, ids: list[int]) -> list[int]:
-        """The ids of envs that exist and may step."""
-        return [i for i in ids if i < self.n and not (self.mode == "Disabled" and self.over[i])]
+    @rule(actions=st.lists(SMALL, min_size=5, max_size=7))
+    def step_on(self, actions: list[int]) -> None:
+        """Steps of all envs, so that episodes end."""
+        for action in actions:
+            self.step(list(range(self.n)), action)
 
 
 class Fuzz(Games):
+    modes: ClassVar[Sequence[str]] = ("NextStep", "SameStep", "Disabled")
+
     @initialize(
         n=st.integers(1, N),
         backend=st.sampled_from(["dummy", "dummy", "thread", "shmem", "subproc"]),
@@ -161,34 +178,11 @@ class Fuzz(Games):
         env = partial(Crowd, **given)
         self.begin(ParallelVectorEnv([env] * n, self.only or backend, autoreset_mode=mode), env, n, mode)
 
-    @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True), seed=st.none() | SMALL)
-    def reset(self, ids: list[int], seed: int | None) -> None:
-        for row, i, obs, infos, (want, said) in self.reset_rows(ids, seed):
-            self.compare(row, i, obs, infos, want, said, [])
+    def check_reset(self, row: int, i: int, first: Any, obs: Any, infos: Any) -> None:
+        self.compare(row, i, obs, infos, *first, [])
 
-    @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True) | st.just(list(range(N))), action=SMALL)
-    def step(self, ids: list[int], action: int) -> None:
-        if not (ids := self.playable(ids)):
-            return
-        rng = np.random.default_rng(action)
-        rows = {agent: [draw(self.envs[0].action_space(agent), rng) for _ in ids] for agent in AGENTS}
-        batches = {agent: stacked(self.envs[0].action_space(agent), rows[agent]) for agent in AGENTS}
-        obs, rewards, terminated, truncated, infos = self.venv.step(batches, ids)
-        self.keep(obs, rewards, terminated, truncated, infos["alive"], infos["action_mask"])
-        for row, i in enumerate(ids):
-            self.check_step(
-                row, i, {agent: rows[agent][row] for agent in AGENTS}, rewards, terminated, truncated, obs, infos
-            )
-
-    @rule(actions=st.lists(SMALL, min_size=6, max_size=12))
-    def step_on(self, actions: list[int]) -> None:
-        """Steps of all envs, so that episodes end."""
-        for action in actions:
-            self.step([i for i in range(self.n) if self.mode != "Disabled" or not self.over[i]], action)
-
-    def check_step(
-        self, row: int, i: int, actions: Any, rewards: Any, terminated: Any, truncated: Any, obs: Any, infos: Any
-    ) -> None:
+    def check_step(self, row: int, i: int, actions: Any, *results: Any) -> None:
+        obs, rewards, terminated, truncated, infos = results
         env = self.envs[i]
         acted = list(env.agents)
         paid: Any
@@ -207,7 +201,7 @@ class Fuzz(Games):
         self.over[i] = done
         if done and self.mode == "SameStep":
             for agent in acted:
-                last = rows_of(env.seen[agent], infos["final_obs"][agent], len(infos["env_id"]))[row]
+                last = row_of(env.seen[agent], infos["final_obs"][agent], row)
                 self.same_row(agent, env, last, want[agent], f"final_obs of {agent} in env {i}")
             self.check_info(i, infos["final_info"][row], {agent: said[agent] for agent in acted if agent in said})
             want, said = env.reset()
@@ -223,16 +217,15 @@ class Fuzz(Games):
         for agent in AGENTS:
             flags = bool(infos["active"][agent][row]), bool(infos["alive"][agent][row])
             assert flags == (agent in acted, agent in env.agents), f"(active, alive) of {agent} in env {i}: {flags}"
-            got = rows_of(env.seen[agent], obs[agent], len(infos["env_id"]))[row]
+            got = row_of(env.seen[agent], obs[agent], row)
             if isinstance(env.acted[agent], spaces.Discrete):
                 legal = env.mask(agent) if agent in want and agent in here else np.ones(env.acted[agent].n)
                 assert_same(infos["action_mask"][agent][row], legal.astype(bool), f"mask of {agent} in env {i}")
             if agent in want and (agent in acted or agent in env.agents):
                 self.same_row(agent, env, got, want[agent], f"observation of {agent} in env {i}")
             else:
-                space = env.seen[agent]
                 parts = got.values() if isinstance(got, dict) else [got]
-                assert not any(np.any(part) for part in parts), f"{agent} is not there and sees {got} in {space}"
+                assert not any(np.any(part) for part in parts), f"{agent} is not there and sees {got}"
 
     def same_row(self, agent: str, env: Crowd, got: Any, want: Any, what: str) -> None:
         space = env.seen[agent]

@@ -40,8 +40,6 @@ import gymnasium as gym
 import numpy as np
 import psutil
 from gymnasium import spaces
-from rich.console import Console
-from rich.table import Table
 
 from vecenv.ray_cluster import NICENESS
 
@@ -234,14 +232,9 @@ def main(arguments: list[str] | None = None) -> int:
             found = soak(60 * options.minutes, options.every, options.actors, options.envs, folder)
     finally:
         ray.shutdown()
-    table = Table(
-        title=f"{options.actors} actors x {options.envs} envs, {found.kills} kills in {options.minutes:g} min"
-    )
-    for column in ("what has to be true", "figures", "true"):
-        table.add_column(column, overflow="fold")
+    print(f"{options.actors} actors x {options.envs} envs, {found.kills} kills in {options.minutes:g} min")
     for text, figures, holds in found.checks():
-        table.add_row(text, figures, "yes" if holds else "NO")
-    Console(width=None if sys.stdout.isatty() else 150).print(table)
+        print(f"{'yes' if holds else 'NO':4} {text}: {figures}", flush=True)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({**asdict(found), "share": found.share, "growth": found.growth}, indent=1))

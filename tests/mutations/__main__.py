@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def read(name: str) -> dict[str, Any]:
 
 def problem(mutation: dict[str, Any]) -> str:
     """Return why a mutation cannot be applied to this tree, or an empty text."""
-    count = (ROOT / mutation["file"]).read_text("utf-8").count(mutation["text"])
+    path = ROOT / mutation["file"]
+    count = path.read_text("utf-8").count(mutation["text"]) if path.exists() else 0
     missing = [each for each in mutation["tests"] if not (ROOT / each.partition("::")[0]).exists()]
     return (f"its text occurs {count} times in {mutation['file']}" if count != 1 else "") or (
         f"there is no {missing[0]}" if missing else ""
@@ -86,47 +88,63 @@ def first_failure(tests: list[str], tree: Path, tiers: str, limit: float) -> str
     return failed[1] if failed else ""
 
 
+def outcomes(
+    mutations: Iterable[dict[str, Any]], tiers: str, limit: float
+) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Apply each mutation to a copy of the tree, and run its tests. Print and yield the verdict, and the failed test.
+
+    The verdict is "found", "NOT FOUND", "gone" if the text has changed, or "ERROR" if the tests do not run or hang.
+    """
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        tree = copy_of_tree(Path(folder))
+        for each in mutations:
+            begin = time.monotonic()
+            if by := problem(each):
+                verdict = "gone"
+            else:
+                try:
+                    by = found_by(each, tree, tiers, limit)
+                    verdict = "found" if by else "NOT FOUND"
+                except RuntimeError as error:
+                    verdict, by = "ERROR", str(error)[:2000]
+            print(f"{verdict:10} {each['name']} ({time.monotonic() - begin:.0f} s) {by}", flush=True)
+            yield each, verdict, by
+
+
 def write_results(results: dict[str, str]) -> None:
     lines = [f"{json.dumps(name)} = {json.dumps(by)}\n" for name, by in results.items()]
     head = "# Written by `python -m tests.mutations`: the first test that failed with each mutation; empty: none.\n\n"
     RESULTS.write_text(head + "".join(lines), "utf-8")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--tiers", default=TIERS, help=f"mark expression (default: {TIERS})")
-    parser.add_argument(
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the arguments of both commands."""
+    made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    made.add_argument("--tiers", default=TIERS, help=f"mark expression (default: {TIERS})")
+    made.add_argument(
         "--limit", type=float, default=600.0, help="seconds per mutation; a hang of a test ends after 60 s"
     )
-    arguments = parser.parse_args()
+    return made
+
+
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("names", nargs="*")
+    options = arguments.parse_args()
     mutations = read("mutations")
     chosen = [
-        name
-        for name in mutations
-        if not arguments.names or any(part.lower() in name.lower() for part in arguments.names)
+        each | {"name": name}
+        for name, each in mutations.items()
+        if not options.names or any(part.lower() in name.lower() for part in options.names)
     ]
-    missed = []
-    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
-        tree = copy_of_tree(Path(folder))
-        for name in chosen:
-            if reason := problem(mutations[name]):
-                print(f"ERROR      {name}: {reason}", flush=True)
-                missed.append(name)
-                continue
-            begin = time.monotonic()
-            try:
-                by = found_by(mutations[name], tree, arguments.tiers, arguments.limit)
-            except RuntimeError as error:
-                print(f"ERROR      {name}: {error}", flush=True)
-                missed.append(name)
-                continue
-            print(f"{'found' if by else 'NOT FOUND':10} {name} ({time.monotonic() - begin:.0f} s) {by}", flush=True)
-            missed += [] if by else [name]
-            results = (read("results") if RESULTS.exists() else {}) | {name: by}
-            write_results({each: results[each] for each in mutations if each in results})
-    print(f"{len(chosen) - len(missed)} of {len(chosen)} found")
-    return bool(missed)
+    found = 0
+    for each, verdict, by in outcomes(chosen, options.tiers, options.limit):
+        found += verdict == "found"
+        if verdict in ("found", "NOT FOUND"):
+            results = (read("results") if RESULTS.exists() else {}) | {each["name"]: by}
+            write_results({name: results[name] for name in mutations if name in results})
+    print(f"{found} of {len(chosen)} found")
+    return found < len(chosen)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,15 @@ python -m tests.mutations.random_lines --again before.json --tests tests/vecenv/
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import random
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.mutations.__main__ import TIERS, copy_of_tree, found_by
+from tests.mutations.__main__ import outcomes, parser
 from tests.support.paths import ROOT
 
 OPPOSITES = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not"}
@@ -77,41 +74,29 @@ def draw(paths: list[str], count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.mutations.random_lines", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("paths", nargs="*", help="files and folders to break")
-    parser.add_argument("--tests", nargs="+", required=True, help="files and folders of tests")
-    parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--again", type=Path, help="repeat the mutations that this file says were found")
-    parser.add_argument("--out", type=Path, help="write the results into this file")
-    parser.add_argument("--tiers", default=TIERS, help=f"mark expression (default: {TIERS})")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds per mutation")
-    arguments = parser.parse_args()
-    if arguments.again:
-        chosen = [each for each in json.loads(arguments.again.read_text("utf-8")) if each["by"]]
+    arguments = parser(__doc__)
+    arguments.add_argument("paths", nargs="*", help="files and folders to break")
+    arguments.add_argument("--tests", nargs="+", required=True, help="files and folders of tests")
+    arguments.add_argument("--count", type=int, default=30)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--again", type=Path, help="repeat the mutations that this file says were found")
+    arguments.add_argument("--out", type=Path, help="write the results into this file")
+    options = arguments.parse_args()
+    if options.again:
+        chosen = [each for each in json.loads(options.again.read_text("utf-8")) if each["by"]]
     else:
-        chosen = draw(arguments.paths, arguments.count, arguments.seed)
-    counts = {"found": 0, "NOT FOUND": 0, "gone": 0}
-    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
-        tree = copy_of_tree(Path(folder))
-        for each in chosen:
-            begin, path = time.monotonic(), tree / each["file"]
-            if not path.exists() or path.read_text("utf-8").count(each["text"]) != 1:
-                each["by"], result = "", "gone"
-            else:
-                try:
-                    each["by"] = found_by(each | {"tests": arguments.tests}, tree, arguments.tiers, arguments.limit)
-                except RuntimeError as error:  # the tests cannot even be collected, or hang
-                    each["by"] = f"error: {str(error)[:200]}"
-                result = "found" if each["by"] else "NOT FOUND"
-            counts[result] += 1
-            print(f"{result:10} {each['name']} ({time.monotonic() - begin:.0f} s) {each['by'][:120]}", flush=True)
-            if arguments.out:
-                arguments.out.write_text(json.dumps(chosen[: sum(counts.values())], indent=1), "utf-8")
-    print(", ".join(f"{count} {result}" for result, count in counts.items()))
-    return bool(counts["NOT FOUND"] and arguments.again)
+        chosen = draw(options.paths, options.count, options.seed)
+    counts = {"found": 0, "NOT FOUND": 0, "gone": 0, "ERROR": 0}
+    done = []
+    for each, verdict, by in outcomes(
+        [each | {"tests": options.tests} for each in chosen], options.tiers, options.limit
+    ):
+        counts[verdict] += 1
+        done.append(each | {"by": "" if verdict == "gone" else by})
+        if options.out:
+            options.out.write_text(json.dumps(done, indent=1), "utf-8")
+    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    return bool(counts["NOT FOUND"] and options.again)
 
 
 if __name__ == "__main__":

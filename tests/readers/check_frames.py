@@ -39,62 +39,97 @@ def rows_of(values: Any, found: dict[str, Any]) -> np.ndarray:
     return np.stack(rows).astype(found["dtype"]).reshape(-1, *found["shape"])
 
 
-def check(name: str, read: Callable[[str], Any]) -> None:
-    found = about(name)
-    for column, expected in expected_columns(name):
-        rows = rows_of(read(column), found[column])
-        assert rows.shape == expected.shape, column
-        assert rows.tolist() == expected.tolist() if expected.dtype == object else rows.tobytes() == expected.tobytes()
+def sorted_steps(table: pyarrow.Table) -> Callable[[str], Any]:
+    steps = table.sort_by([("episode", "ascending"), ("step", "ascending")])
+    return lambda column: steps[column].to_numpy()
 
 
-@pytest.fixture(scope="module")
-def ray_here() -> Iterator[None]:
-    import ray
+def ray_data(name: str, folder: Path) -> Callable[[str], Any]:
+    import ray.data
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    with ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR"):
+        steps = ray.data.read_parquet(str(Path(f"data/{name}-parquet/steps").absolute()))  # Ray's workers are elsewhere
+        batches = list(steps.sort(["episode", "step"]).iter_batches(batch_size=None, batch_format="numpy"))
+    return lambda column: np.concatenate([batch[column] for batch in batches])
 
 
-@pytest.fixture
+def dask(name: str, folder: Path) -> Callable[[str], Any]:
+    import dask.dataframe
+
+    steps = dask.dataframe.read_parquet(f"data/{name}-parquet/steps").compute()
+    return lambda column: steps[column].to_numpy()
+
+
+def daft(name: str, folder: Path) -> Callable[[str], Any]:
+    import daft
+
+    return daft.read_parquet(f"data/{name}-parquet/steps/*.parquet").to_pydict().__getitem__
+
+
+def datafusion(name: str, folder: Path) -> Callable[[str], Any]:
+    import datafusion
+
+    context = datafusion.SessionContext()
+    context.register_parquet("steps", f"data/{name}-parquet/steps")
+    return sorted_steps(pyarrow.Table.from_batches(context.sql("SELECT * FROM steps").collect()))
+
+
+def chdb(name: str, folder: Path) -> Callable[[str], Any]:
+    import chdb
+
+    query = f"SELECT * FROM file('data/{name}-parquet/steps/*.parquet', Parquet)"
+    return sorted_steps(pyarrow.ipc.open_file(chdb.query(query, "Arrow").bytes()).read_all())
+
+
+def deltalake(name: str, folder: Path) -> Callable[[str], Any]:
+    import deltalake
+
+    deltalake.write_deltalake(folder, pyarrow.parquet.read_table(f"data/{name}-parquet/steps"))
+    return sorted_steps(deltalake.DeltaTable(folder).to_pyarrow_table())
+
+
+def pyiceberg(name: str, folder: Path) -> Callable[[str], Any]:
+    from pyiceberg.catalog.memory import InMemoryCatalog
+
+    written = pyarrow.parquet.read_table(f"data/{name}-parquet/steps")
+    catalog = InMemoryCatalog(name, warehouse=str(folder))
+    catalog.create_namespace("data")
+    table = catalog.create_table("data.steps", schema=written.schema)
+    table.append(written)
+    return sorted_steps(table.scan().to_arrow())
+
+
+READERS: dict[Any, list[str]] = {
+    ray_data: ["cartpole", "dict", "texts"],
+    dask: SETS,
+    daft: sorted({*SETS} - HALVES),
+    datafusion: SETS,
+    chdb: SETS,
+    deltalake: sorted({*SETS} - HALVES),
+    pyiceberg: SETS,
+}
+"""Data sets that each library reads."""
+
+
+@pytest.fixture(autouse=True)
 def daft_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, daft takes a Ray that runs."""
     monkeypatch.setenv("DAFT_RUNNER", "native")
 
 
-@pytest.mark.parametrize("name", ["cartpole", "dict", "texts"])
-def test_ray_data(name: str, ray_here: None) -> None:
-    import ray.data
-
-    folder = Path(f"data/{name}-parquet/steps").absolute()  # Ray's workers are elsewhere
-    steps = ray.data.read_parquet(str(folder)).sort(["episode", "step"])
-    batches = list(steps.iter_batches(batch_size=None, batch_format="numpy"))
-    check(name, lambda column: np.concatenate([batch[column] for batch in batches]))
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_dask(name: str) -> None:
-    import dask.dataframe
-
-    steps = dask.dataframe.read_parquet(f"data/{name}-parquet/steps").compute()
-    check(name, lambda column: steps[column].to_numpy())
+@pytest.mark.parametrize(("read", "name"), [(read, name) for read, names in READERS.items() for name in names])
+def test_columns_are_those_that_pyarrow_reads(read: Callable[..., Any], name: str, tmp_path: Path) -> None:
+    found, column_of = about(name), read(name, tmp_path)
+    for column, expected in expected_columns(name):
+        rows = rows_of(column_of(column), found[column])
+        assert rows.shape == expected.shape, column
+        assert rows.tolist() == expected.tolist() if expected.dtype == object else rows.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("name", sorted({*SETS} - HALVES))
-@pytest.mark.usefixtures("daft_without_ray")
-def test_daft(name: str) -> None:
-    import daft
-
-    steps = daft.read_parquet(f"data/{name}-parquet/steps/*.parquet").to_pydict()
-    check(name, steps.__getitem__)
-
-
-@pytest.mark.usefixtures("daft_without_ray")
-def test_daft_names_no_column_if_it_refuses_a_file() -> None:
-    import daft
-
-    with pytest.raises(Exception, match="Invalid thrift"):
-        daft.read_parquet("data/dict-parquet/steps/*.parquet").to_pydict()
+@pytest.mark.parametrize(("read", "says"), [(daft, "Invalid thrift"), (deltalake, "Float16")])
+def test_halves_are_refused(read: Callable[..., Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=says):
+        read("dict", tmp_path)
 
 
 def test_fastparquet_reads_matrices_as_none_and_halves_as_bytes() -> None:
@@ -105,54 +140,6 @@ def test_fastparquet_reads_matrices_as_none_and_halves_as_bytes() -> None:
     assert isinstance(steps["obs_half"].iloc[0][0], bytes)
     wide = dict(expected_columns("dict"))["obs_wide"]
     assert np.stack(list(steps["obs_wide"])).tobytes() == wide.tobytes()
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_datafusion(name: str) -> None:
-    import datafusion
-
-    context = datafusion.SessionContext()
-    context.register_parquet("steps", f"data/{name}-parquet/steps")
-    steps = pyarrow.Table.from_batches(context.sql("SELECT * FROM steps ORDER BY episode, step").collect())
-    check(name, lambda column: steps[column].to_numpy())
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_chdb(name: str) -> None:
-    import chdb
-
-    query = f"SELECT * FROM file('data/{name}-parquet/steps/*.parquet', Parquet) ORDER BY episode, step"
-    steps = pyarrow.ipc.open_file(chdb.query(query, "Arrow").bytes()).read_all()
-    check(name, lambda column: steps[column].to_numpy())
-
-
-@pytest.mark.parametrize("name", sorted({*SETS} - HALVES))
-def test_deltalake(name: str, tmp_path: Path) -> None:
-    import deltalake
-
-    deltalake.write_deltalake(tmp_path, pyarrow.parquet.read_table(f"data/{name}-parquet/steps"))
-    steps = deltalake.DeltaTable(tmp_path).to_pyarrow_table().sort_by([("episode", "ascending"), ("step", "ascending")])
-    check(name, lambda column: steps[column].to_numpy())
-
-
-def test_deltalake_refuses_halves(tmp_path: Path) -> None:
-    import deltalake
-
-    with pytest.raises(Exception, match="Float16"):
-        deltalake.write_deltalake(tmp_path, pyarrow.parquet.read_table("data/dict-parquet/steps"))
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_pyiceberg(name: str, tmp_path: Path) -> None:
-    from pyiceberg.catalog.memory import InMemoryCatalog
-
-    written = pyarrow.parquet.read_table(f"data/{name}-parquet/steps")
-    catalog = InMemoryCatalog(name, warehouse=str(tmp_path))
-    catalog.create_namespace("data")
-    table = catalog.create_table("data.steps", schema=written.schema)
-    table.append(written)
-    steps = table.scan().to_arrow().sort_by([("episode", "ascending"), ("step", "ascending")])
-    check(name, lambda column: steps[column].to_numpy())
 
 
 def test_the_page(run: Run) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import kills, ray_kills
+from tests.fuzz import kills
 from tests.support.backends import FULL
 
 pytestmark = pytest.mark.usefixtures("forkserver_ends")
@@ -26,7 +26,6 @@ def test_a_killed_job_goes_on_and_ends_as_if_nothing_had_happened(
 ) -> None:
     tally = kills.kill_jobs(tmp_path, kills.LocalJobs(backend), count, seed, episodes=100)
     assert tally.kills == count
-    assert tally.within_commits > 0
     assert tally.jobs > 0
 
 
@@ -34,6 +33,6 @@ def test_a_killed_job_goes_on_and_ends_as_if_nothing_had_happened(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_killed_drivers_and_actors_on_ray_lose_and_repeat_nothing(count: int, ray_address: str, tmp_path: Path) -> None:
-    tally = kills.kill_jobs(tmp_path, ray_kills.RayJobs(address=ray_address), count, seed=4, episodes=200)
+    tally = kills.kill_jobs(tmp_path, kills.RayJobs(address=ray_address), count, seed=4, episodes=200)
     assert tally.kills >= count
     assert tally.jobs > 0
