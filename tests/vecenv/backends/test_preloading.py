@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 ENVS = """
 import os, {library}
+from {library} import *
 from vecenv.testing import CountingEnv
 class Env(CountingEnv):
     def __init__(self):
@@ -119,6 +120,7 @@ UNFIT = {
     "process": "import subprocess; CHILD = subprocess.Popen(['sleep', '100'], preexec_fn=lambda: None)",
     "socket": "import socket; SOCKET = socket.socket()",
     "file": "FILE = open(__file__ + '.log', 'w')",
+    "random generator": "import numpy as np; RNG = np.random.default_rng()",  # which all workers would share
 }
 
 

@@ -13,6 +13,25 @@ from vecenv.backends.shmem import ShmemServer
 from vecenv.testing import CountingEnv
 
 
+class NotedStatus:
+    """Status bytes that record each write. A slice would be one copy, which may store a byte twice."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def __setitem__(self, where: int, value: int) -> None:
+        assert isinstance(where, int), "several status bytes written at once"
+        self.seen.append((where, value))
+
+
+def test_a_worker_writes_every_answer_once() -> None:
+    """A second write could overwrite the parent's next request."""
+    server: Any = object.__new__(ShmemServer)
+    server._status, server._parent_wakeup = NotedStatus(), SimpleNamespace(wake=lambda: None)
+    server._answer(range(4), {})
+    assert server._status.seen == [(j, opcodes.DONE) for j in range(4)]
+
+
 def test_a_message_is_no_reason_to_look_at_status_bytes() -> None:
     """The parent may be writing the status bytes of the next round at this moment."""
     with ShmemVectorEnv([CountingEnv] * 2, num_workers=1) as venv:

@@ -149,12 +149,20 @@ def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(
     assert all(gone(pid) for pid in processes)
 
 
-def test_an_unclosed_dummy_vector_env_warns_of_nothing() -> None:
+@pytest.mark.guarantee("G9.4")
+def test_a_dummy_vector_env_that_is_dropped_closes_its_envs_and_warns_of_nothing() -> None:
     """Because it holds no process (as gymnasium's SyncVectorEnv)."""
-    venv = DummyVectorEnv([partial(Counter, 0)])
+    closed: list[int] = []
+
+    class Closes(Counter):
+        def close(self) -> None:
+            closed.append(self.id)
+
+    venv = DummyVectorEnv([partial(Closes, i) for i in range(2)])
     venv.reset()
     del venv
     gc.collect()
+    assert closed == [0, 1]
 
 
 @pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])

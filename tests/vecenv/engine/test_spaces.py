@@ -108,6 +108,23 @@ def test_observations_infos_and_actions_that_exceed_the_buffer_of_a_socket(make)
         assert np.array_equal(obs, [image, image])
 
 
+@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
+def test_graphs_are_of_their_own_env(backend):
+    """Envs of a worker may fill a common array, and a graph is a named tuple."""
+    nodes = np.zeros((1, 1), np.float32)
+
+    class Fills(Plays):
+        def _next(self):
+            nodes[...] = super()._next()
+            return spaces.GraphInstance(nodes, None, None)
+
+    graphs = spaces.Graph(spaces.Box(0, 9, (1,)), None)
+    with backend([lambda k=k: Fills(graphs, [k, k + 4]) for k in range(3)], num_workers=1) as venv:
+        batches = venv.reset()[0], venv.step([0] * 3)[0]
+    assert all(type(graph) is spaces.GraphInstance for batch in batches for graph in batch)
+    assert [[graph.nodes.item() for graph in batch] for batch in batches] == [[0, 1, 2], [4, 5, 6]]
+
+
 def test_only_the_parts_in_which_envs_differ_are_objects():
     def space(k):
         return spaces.Dict({"same": spaces.Discrete(4), "other": spaces.Box(0, 9, (k,), np.int64)})
