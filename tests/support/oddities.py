@@ -61,11 +61,6 @@ class OddInfo(Counter):
 # Odd exceptions
 
 
-class TwoArguments(Exception):
-    def __init__(self, first: str, second: int) -> None:
-        super().__init__(f"{first} and {second}")
-
-
 class KeywordOnly(Exception):
     def __init__(self, *, what: str) -> None:
         super().__init__(f"keyword {what}")

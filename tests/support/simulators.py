@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Any
 
@@ -134,23 +133,6 @@ class Simulator(VectorEnv):
             if self.final == "masked":
                 infos |= {"_final_obs": mask, "_final_info": mask}
         return self._obs("obs"), *outcome, infos
-
-
-def count_calls(function: Any) -> int:
-    """Return the number of calls of Python and C functions in `function()`."""
-    count = 0
-
-    def profile(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
 
 
 def actions(t: int) -> np.ndarray:
