@@ -428,9 +428,9 @@ def test_a_folder_is_overwritten_only_on_demand_and_by_a_job_that_can_run(tmp_pa
     assert len(Dataset(tmp_path)) == 3
     run_job(job(episodes=5), tmp_path, overwrite=True)
     assert len(Dataset(tmp_path)) == 5
-    for changes in ({"env": "no_such_module:Env-v0"}, {"env": "CartPoll-v1"}, {"policy": f"{HERE}:none"}):
-        with pytest.raises(JobError, match="no_such_module|CartPoll|none"):
-            run_job(job(**changes), tmp_path, overwrite=True)
+    for name, value in (("env", "no_such_module:Env-v0"), ("env", "CartPoll-v1"), ("policy", f"{HERE}:none")):
+        with pytest.raises(JobError, match=value.partition(":")[0]):
+            run_job(job(**{name: value}), tmp_path, overwrite=True)
     assert len(Dataset(tmp_path)) == 5
 
 
