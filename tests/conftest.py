@@ -73,8 +73,6 @@ def pytest_collection_finish() -> None:
 
 backend = vector_env_classes(one_of(BACKENDS))
 """Each vector env class, for tests of shared code. The quick tier runs only Dummy."""
-process_backend = vector_env_classes(one_of(PROCESS_BACKENDS))
-"""Each class with worker processes."""
 remote_backend = and_ray(PROCESS_BACKENDS)
 """Each class with worker processes, and RayVectorEnv."""
 

@@ -163,6 +163,18 @@ def test_only_the_steps_that_failed_are_lost(wrap: Any) -> None:
         assert {len(episode) for episode in cutter.cut(batch)} <= {9}
 
 
+@pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
+def test_a_failure_that_arrives_with_steps_of_the_next_batch_is_not_a_step_there() -> None:
+    """The second round has two steps and a failure. The first batch takes only one of the two steps."""
+    venv = DummyVectorEnv([*countdowns(9, 9), partial(BreaksOnce, 9, 0, 1)], on_error="restart")
+    with AsyncDataCollector(venv, zeros, frames_per_batch=4, groups=1) as collector:
+        batches = [collector.next() for _ in range(4)]
+    assert [batch.frames for batch in batches] == [4] * 4
+    assert batches[0].env_ids.tolist() == [0, 0, 1, 2]
+    steps = [row for batch in batches for row in batch.obs[batch.env_ids == 2].tolist()]
+    assert steps[:3] == [[0, 0], [1, 0], [1, 1]]
+
+
 @kinds
 def test_broken_episodes_are_counted_and_one_warning_names_the_env(kind: type) -> None:
     venv = DummyVectorEnv([partial(BreaksOnce, 3, 0, 0), partial(BreaksOnce, 3, 1, 0)] * 3, on_error="restart")

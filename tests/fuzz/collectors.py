@@ -18,8 +18,8 @@ from hypothesis.stateful import initialize, rule
 
 from collector import AsyncDataCollector, EpisodeCutter, Interruptor, SyncDataCollector, action_seed
 from tests.fuzz.driver import Program
-from tests.fuzz.engine import always
 from tests.fuzz.envs import Scripted, Told, assert_same, difference
+from tests.support.leaky import always
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv, nest
 from vecenv.arguments import seed_chain
 

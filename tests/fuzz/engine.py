@@ -17,6 +17,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from tests.fuzz.driver import SMALL, Hang, Program, outcome
 from tests.fuzz.envs import ACTIONS, INFOS, SPACES, Died, Results, Scripted, assert_same, draw, objects, stacked
 from tests.support.coroutine_envs import CoroutineVectorEnv
+from tests.support.leaky import always, await_new_worker
 from vecenv import (
     DummyVectorEnv,
     EnvContractError,
@@ -74,19 +75,6 @@ def resets_end(faults: dict[tuple[str, int], str]) -> bool:
 def rows_of(batch: Any, k: int) -> list[Any]:
     """The rows of a batch of actions, as envs receive them."""
     return [nest.map(lambda part, j=j: part[j], batch) for j in range(k)]
-
-
-def always(worker: Any) -> bool:
-    return True
-
-
-def await_new_worker(venv: Any) -> None:
-    """Wait until envs would move to a new worker in their next reset."""
-    backend, deadline = venv.engine.backend, time.monotonic() + 20
-    while not backend.moving:
-        assert time.monotonic() < deadline, "no new worker has started"
-        backend.recycle()
-        time.sleep(1e-3)
 
 
 class Failed:

@@ -19,10 +19,10 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from collector import SyncDataCollector
 from tests.fuzz.driver import SMALL, Program
-from tests.fuzz.engine import always, await_new_worker
 from tests.fuzz.envs import Told, normed
 from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.interrupts import call_with_signal, interrupted
+from tests.support.leaky import always, await_new_worker
 from vecenv import (
     DummyVectorEnv,
     EnvCreator,

@@ -71,14 +71,17 @@ def datafusion(name: str, folder: Path) -> Callable[[str], Any]:
 
     context = datafusion.SessionContext()
     context.register_parquet("steps", f"data/{name}-parquet/steps")
-    return sorted_steps(pyarrow.Table.from_batches(context.sql("SELECT * FROM steps").collect()))
+    # pyarrow cannot sort the views of texts and bytes that DataFusion returns.
+    steps = pyarrow.Table.from_batches(context.sql("SELECT * FROM steps ORDER BY episode, step").collect())
+    return lambda column: steps[column].to_numpy()
 
 
 def chdb(name: str, folder: Path) -> Callable[[str], Any]:
     import chdb
 
-    query = f"SELECT * FROM file('data/{name}-parquet/steps/*.parquet', Parquet)"
-    return sorted_steps(pyarrow.ipc.open_file(chdb.query(query, "Arrow").bytes()).read_all())
+    query = f"SELECT * FROM file('data/{name}-parquet/steps/*.parquet', Parquet) ORDER BY episode, step"
+    steps = pyarrow.ipc.open_file(chdb.query(query, "Arrow").bytes()).read_all()
+    return lambda column: steps[column].to_numpy()
 
 
 def deltalake(name: str, folder: Path) -> Callable[[str], Any]:

@@ -21,7 +21,6 @@ _ACCELERATOR_MARKS = [
 _SIM_MARKS = [pytest.mark.accelerator, pytest.mark.skipif(SIM is None, reason="test_simulated_device.py runs it")]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 ON_ACCELERATOR = pytest.param(ACCELERATOR, marks=_ACCELERATOR_MARKS, id="accelerator")
-ON_SIM = pytest.param("sim", marks=_SIM_MARKS)
 
 
 def needs_accelerator(test: Any) -> Any:

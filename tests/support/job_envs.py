@@ -72,6 +72,9 @@ class Counting(gymnasium.Env):
             return 1.7e308  # two of them overflow
         if self._how in ("nan", "inf"):
             return float(self._how)
+        if self._how == "signal":
+            signal.raise_signal(signal.SIGINT)
+            return 0.0
         if self._how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._how == "hang":

@@ -330,6 +330,14 @@ def test_a_rollout_that_comes_late_is_in_a_later_batch_and_counts_among_the_rand
         assert_accounted(collector, *batches)
 
 
+def test_random_frames_are_those_of_all_actors_together() -> None:
+    """The number is rounded up to whole rollouts, whatever is in flight."""
+    options = {"num_actors": 8, "frames_per_batch": 20, "sync": False, "max_in_flight": 2}
+    with RayCollector(cartpoles(2), lean, init_random_frames=50, **options) as collector:
+        batches = [collector.next() for _ in range(30)]
+    assert sum(int(batch.random.sum()) for batch in batches) == 60
+
+
 class TestFailures:
     def collector(self, **config: Any) -> RayCollector:
         options = {"num_actors": 3, "frames_per_batch": 60, "actors": ActorConfig(**config)}

@@ -421,13 +421,16 @@ def test_one_that_was_killed_before_its_last_line_is_complete(fails: int, uninte
 # Folders.
 
 
-def test_a_folder_is_overwritten_on_demand_by_a_job_that_can_run(tmp_path: Path) -> None:
+def test_a_folder_is_overwritten_only_on_demand_and_by_a_job_that_can_run(tmp_path: Path) -> None:
     run_job(job(episodes=3), tmp_path)
+    with pytest.raises(DatasetError, match=r"already holds 3 episodes of CartPole-v1: continue it"):
+        run_job(job(episodes=5), tmp_path)
+    assert len(Dataset(tmp_path)) == 3
     run_job(job(episodes=5), tmp_path, overwrite=True)
     assert len(Dataset(tmp_path)) == 5
-    for changes in ({"env": "no_such_module:Env-v0"}, {"env": "CartPoll-v1"}, {"policy": f"{HERE}:none"}):
-        with pytest.raises(JobError):
-            run_job(job(**changes), tmp_path, overwrite=True)
+    for name, value in (("env", "no_such_module:Env-v0"), ("env", "CartPoll-v1"), ("policy", f"{HERE}:none")):
+        with pytest.raises(JobError, match=value.partition(":")[0]):
+            run_job(job(**{name: value}), tmp_path, overwrite=True)
     assert len(Dataset(tmp_path)) == 5
 
 

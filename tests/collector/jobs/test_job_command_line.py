@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector import Dataset, run_job
+from collector import Dataset, episode_seed, run_job
 from tests.support.backends import FULL
 from tests.support.command_line import JobFailedError, command
 from tests.support.job_envs import HERE, change_job, counting, job, process, stop_at, stopped
@@ -123,6 +123,15 @@ def test_an_env_may_change_the_current_folder(tmp_path: Path, monkeypatch: pytes
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "other"]
     assert len(Dataset(tmp_path / "a")) == 3
     assert (tmp_path / "a/returns.png").exists()
+
+
+def test_a_command_that_a_signal_ends_keeps_whole_episodes_and_names_the_way_to_resume(tmp_path: Path) -> None:
+    kwargs = json.dumps(counting(every=episode_seed(0, 40), how="signal")["env_kwargs"])
+    words = ["run", "--env", f"{HERE}:Counting", "--env-kwargs", kwargs, "--episodes", 100, "--num-envs", 3, *QUICK]
+    done = command(*words, "--out", tmp_path / "a[/b]")
+    assert done.code == 130
+    assert f"python -m collector resume '{tmp_path / 'a[/b]'}'" in done.out
+    assert 30 < len(Dataset(tmp_path / "a[/b]")) < 100
 
 
 # Packages, streams and disks.

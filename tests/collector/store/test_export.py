@@ -238,6 +238,52 @@ def test_lerobot_has_pictures_of_one_or_three_channels(tmp_path: Path) -> None:
             exported(*shape)
 
 
+@FULL
+def test_lerobot_has_the_times_places_and_statistics_of_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`check` does not read these columns."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr("collector.store.export.arrow_lerobot.FILE_BYTES", 300)  # several files
+    data = Dataset(write(tmp_path / "a"))
+    out, every = export(data, "lerobot", tmp_path / "out", fps=10), data.transitions()
+    table, info = parquet.read_table(out / "data"), json.loads((out / "meta/info.json").read_text())
+    assert (info["fps"], info["total_episodes"], info["total_frames"]) == (10, 6, data.steps)
+    done = every.terminated | every.truncated
+    columns = {"episode_index": every.episode, "frame_index": every.step, "next.done": done}
+    for name, expected in (columns | {"timestamp": (every.step / 10).astype(np.float32)}).items():
+        np.testing.assert_array_equal(np.array(table[name]), expected, name)
+    episodes = parquet.read_table(out / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    ends = np.cumsum(data.lengths).tolist()
+    assert [each["dataset_to_index"] for each in episodes] == ends
+    assert [each["dataset_from_index"] for each in episodes] == [0, *ends[:-1]]
+    assert episodes[-1]["data/file_index"] > 1
+    for each, episode_of in zip(episodes, data, strict=True):
+        file = info["data_path"].format(chunk_index=each["data/chunk_index"], file_index=each["data/file_index"])
+        assert parquet.read_table(out / file)["episode_index"].to_pylist().count(each["episode_index"]) == len(
+            episode_of
+        )
+        found = [each[f"stats/next.reward/{name}"][0] for name in ("mean", "q50", "count")]
+        assert found == [episode_of.reward.mean(), np.median(episode_of.reward), len(episode_of)]
+    stats = json.loads((out / "meta/stats.json").read_text())["next.reward"]
+    np.testing.assert_allclose([stats["mean"][0], stats["std"][0]], [every.reward.mean(), every.reward.std()], 1e-6)
+
+
+@FULL
+@pytest.mark.parametrize("terminates", [False, True])
+def test_d3rlpy_has_pictures_with_channels_first_and_no_last_one_after_a_termination(
+    terminates: bool, tmp_path: Path
+) -> None:
+    """d3rlpy takes the next observation of a step from the next row, and zeros after a terminated episode."""
+    h5py = pytest.importorskip("h5py")
+    pixels, last = np.random.default_rng(0).integers(0, 256, (6, 8, 9, 4), np.uint8), np.arange(5) == 4
+    folder = write_one(tmp_path / "a", obs=pixels, terminated=last & terminates, truncated=last & (not terminates))
+    with h5py.File(export(folder, "d3rlpy", tmp_path / "out.h5")) as file:
+        assert file["terminated_0"][()] == terminates
+        np.testing.assert_array_equal(file["observations_0"], np.moveaxis(pixels, 3, 1)[: 6 - terminates])
+        assert file["actions_0"].shape == file["rewards_0"].shape == (6 - terminates, 1)
+
+
 # What an export leaves behind.
 
 

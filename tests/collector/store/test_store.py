@@ -291,9 +291,11 @@ class Writing:
     def add_again(self) -> None:
         """A refused call adds nothing."""
         used = sorted(self.committed | self.waiting)
-        for wrong in ([tree_episode(99)], *([episode(99), episode(number)] for number in used[:1])):
-            with pytest.raises(DatasetError):
-                self.writer.add(wrong)
+        with pytest.raises(DatasetError, match="these episodes have the arrays"):
+            self.writer.add([tree_episode(99)])
+        for number in used[:1]:
+            with pytest.raises(DatasetError, match="would occur twice"):
+                self.writer.add([episode(99), episode(number)])
 
     def commit(self) -> None:
         self.writer.commit(**self.note())
@@ -347,7 +349,7 @@ class Writing:
         end = self.rng.choice([max(self.committed | self.waiting) + 1, 30])
         self.writer.end(episodes=end)
         self.committed |= self.waiting
-        with pytest.raises(DatasetError):
+        with pytest.raises(DatasetError, match="is complete, with episode numbers below"):
             self.writer.add(episode(99))
         self.writer.close()
         self.check(end)
@@ -436,17 +438,21 @@ def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path: Path)
         folder = tmp_path / str(number)
         put(folder, name)
         before = files(tmp_path)
-        with pytest.raises(DatasetError):
+        with pytest.raises(DatasetError, match=f"no data set to overwrite, but it has {Path(name).parts[0]}"):
             StoreWriter(folder, head(), overwrite=True)
         assert files(tmp_path) == before, name
-    with pytest.raises(DatasetError):  # which would be taken for the statistics of the new data set
+    # The file would be taken for the statistics of the new data set.
+    with pytest.raises(DatasetError, match="already holds files of an earlier job"):
         StoreWriter(folder, head())
     (tmp_path / "link").symlink_to(write(tmp_path / "a"))
     before = files(tmp_path)
-    for wrong in (make_head(OBS, spaces.Discrete(9), job=head()["job"]), make_head(OBS, ACTION)):
-        with pytest.raises(DatasetError):
+    for wrong, says in (
+        (make_head(OBS, spaces.Discrete(9), job=head()["job"]), "action_space was .*, and is"),
+        (make_head(OBS, ACTION), "job.env was 'Numbers-v0', and is None"),
+    ):
+        with pytest.raises(DatasetError, match=says):
             StoreWriter(tmp_path / "a", wrong, resume=True)
-    with pytest.raises(DatasetError):  # inside of a data set, which could then not be resumed
+    with pytest.raises(DatasetError, match="is inside of the data set"):  # which could then not be resumed
         StoreWriter(tmp_path / "link/deep/b", head())
     assert files(tmp_path) == before
 

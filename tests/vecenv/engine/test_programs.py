@@ -10,11 +10,12 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from tests.fuzz.driver import run
-from tests.fuzz.engine import Fuzz, always, await_new_worker
+from tests.fuzz.engine import Fuzz
 from tests.fuzz.envs import Scripted
 from tests.support.backends import BACKENDS, FULL
 from tests.support.cases import TAXI, equal_bits
 from tests.support.coroutine_envs import CoroutineVectorEnv
+from tests.support.leaky import always, await_new_worker
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, nest
 
 
