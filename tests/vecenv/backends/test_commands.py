@@ -27,10 +27,16 @@ both = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def venv():
-    """Two envs that the tests of the module share."""
+def shared():
     with elsewhere(num_workers=2) as venv:
         yield venv
+
+
+@pytest.fixture
+def venv(shared):
+    """Two envs that the tests of the module share, and that do nothing odd yet."""
+    shared.set_env_attr("what", "")
+    return shared
 
 
 def second_step(venv, what):
