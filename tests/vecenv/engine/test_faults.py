@@ -154,7 +154,7 @@ class Shares(Counter):
         return (*result, self.shared)
 
 
-@pytest.mark.parametrize("make", [DummyVectorEnv, pytest.param(partial(SubprocVectorEnv, num_workers=1), marks=FULL)])
+@pytest.mark.parametrize("make", [DummyVectorEnv, partial(SubprocVectorEnv, num_workers=1)])
 def test_envs_that_share_their_infos_do_not_share_ours(make: Any) -> None:
     with make([partial(Shares, i) for i in range(2)]) as venv:
         venv.reset()
