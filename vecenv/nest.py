@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ Tree = Any
 __all__ = [
     "as_array",
     "cast_exactly",
+    "has_float64",
     "items",
     "leaves",
     "map",
@@ -207,6 +209,17 @@ def signed(array: Any) -> Any:
     """
     name = str(array.dtype).removeprefix("torch.u") if hasattr(array, "detach") else ""
     return array.view(getattr(namespace(array), name)) if name in ("int16", "int32", "int64") else array
+
+
+@lru_cache
+def has_float64(device: Any) -> bool:
+    """Return whether a torch device has float64."""
+    torch = sys.modules["torch"]
+    try:
+        torch.empty(0, dtype=torch.float64, device=device)
+    except TypeError:  # MPS
+        return False
+    return True
 
 
 def namespace(array: Any) -> Any:

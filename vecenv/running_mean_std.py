@@ -19,7 +19,9 @@ STATE_KEYS = ("mean", "var", "count", "skipped")
 """Names of the arrays (float64) of running statistics."""
 LARGEST_NUMBER = 1e100
 """Rows with larger numbers are skipped, because the sum of their squares may overflow."""
-TINY = 1e-300
+LARGEST_FLOAT32 = 1e15
+"""`LARGEST_NUMBER` on a device without float64."""
+TINY = 1e-30
 IN_ONE_CALL = deque[Any](maxlen=0).extend
 SET_ITEM: Callable[..., None] = operator.setitem
 
@@ -85,9 +87,10 @@ class RunningMeanStd:
         self.add(batch)
 
     def add(self, rows: Any, decay: float = 1.0) -> Any:
-        """Add float64 rows (k, ...). `decay` multiplies the weight of earlier rows. Return the rows minus the new mean.
+        """Add rows (k, ...) in the dtype of the statistics. Return the rows minus the new mean.
 
-        Values of a tensor are not copied to the CPU, because a copy waits for the GPU.
+        `decay` multiplies the weight of earlier rows. Values of a tensor are not copied to the CPU, because a copy
+        waits for the GPU.
         """
         if isinstance(rows, np.ndarray) and (before := float(self._count) * decay):
             centred = rows - self.mean
@@ -101,7 +104,8 @@ class RunningMeanStd:
                 self._set_all(self.mean + shift, var, total, self._skipped)
                 return left
         xp = nest.namespace(rows)
-        usable = (abs(rows) < LARGEST_NUMBER).reshape(len(rows), -1).all(1)
+        limit = LARGEST_NUMBER if rows.dtype.itemsize == 8 else LARGEST_FLOAT32
+        usable = (abs(rows) < limit).reshape(len(rows), -1).all(1)
         count, mask = usable.sum(), usable.reshape(-1, *[1] * (rows.ndim - 1))
         at_least_1, zeros = count.clip(1), xp.zeros_like(rows)
         mean = xp.where(mask, rows, zeros).sum(0) / at_least_1

@@ -48,9 +48,8 @@ def in_float64(rows: Any) -> Any:
     """Return `rows` in float64, or in float32 on a device without float64."""
     if isinstance(rows, np.ndarray):
         return rows.astype(np.promote_types(rows.dtype, np.float64), copy=False)
-    from collector.device.tensors import has_float64, torch  # here, so that arrays need no torch
-
-    return rows.to(torch.float64 if has_float64(rows.device) else torch.float32)
+    torch = nest.namespace(rows)
+    return rows.to(torch.float64 if nest.has_float64(rows.device) else torch.float32)
 
 
 def resized(rows: Any, count: int) -> Any:

@@ -13,7 +13,6 @@ On MPS, which has no streams, each copy waits. MPS has no float64 either, so flo
 from __future__ import annotations
 
 import copy
-from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -74,18 +73,9 @@ def stream_module(device: torch.device) -> Any:
     return module if hasattr(module, "current_stream") else None
 
 
-@lru_cache
-def has_float64(device: Any) -> bool:
-    try:
-        torch.empty(0, dtype=torch.float64, device=device)
-    except TypeError:  # MPS
-        return False
-    return True
-
-
 def fit_dtype(tensor: torch.Tensor, device: Any) -> torch.Tensor:
     """Return float64 as float32 if `device` has no float64. Return other tensors unchanged."""
-    return tensor if tensor.dtype != torch.float64 or has_float64(device) else tensor.float()
+    return tensor if tensor.dtype != torch.float64 or nest.has_float64(device) else tensor.float()
 
 
 def to_device(tree: Any, device: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from collector.device.tensors import Transfer, as_tensor, has_float64, resolve_device, to_device, torch
+from collector.device.tensors import Transfer, as_tensor, resolve_device, to_device, torch
 from vecenv import Partial, VectorEnvWrapper, nest
 from vecenv.layout import Leaf, common_layout
 from vecenv.nest import tensor_on_host
@@ -211,7 +211,7 @@ class TransformedOnDevice(TransformedVectorEnv):
             obs, rew, terminated, truncated = self._transfer.to_device((obs, rew, terminated, truncated))
             *tensors, info = super().map_step(obs, rew, terminated, truncated, info)
         obs, rew, terminated, truncated = self._transfer.own_arrays(tuple(tensors))
-        if not has_float64(self.device):
+        if not nest.has_float64(self.device):
             rew = rew.astype(np.float64)
         return self._returned(tensors[0], obs), rew, terminated, truncated, info
 

@@ -165,8 +165,11 @@ def is_float(array: Array) -> bool:
 
 
 def cast(array: Array, dtype: str) -> Array:
+    """Return the array in `dtype`. On a device without float64, float32 replaces float64."""
     if isinstance(array, np.ndarray):
         return array.astype(dtype, copy=False)
+    if dtype == "float64" and not nest.has_float64(array.device):
+        dtype = "float32"
     return array.to(getattr(namespace(array), dtype))
 
 
@@ -183,10 +186,15 @@ def concat(arrays: Sequence[Array], axis: int) -> Array:
 
 
 def like(values: Array, array: Array) -> Array:
-    """Return the values as an array of the same library and device as `array`."""
+    """Return the values as an array of the same library and device as `array`.
+
+    On a device without float64, float32 replaces float64.
+    """
     if isinstance(array, np.ndarray):
         return values if isinstance(values, np.ndarray) else as_array(values)
-    return namespace(array).as_tensor(values, device=array.device)
+    xp = namespace(array)
+    dtype = xp.float32 if dtype_name(values) == "float64" and not nest.has_float64(array.device) else None
+    return xp.as_tensor(values, dtype=dtype, device=array.device)
 
 
 def full(shape: Sequence[int], array: Array, value: float, dtype: str | None = None) -> Array:

@@ -52,6 +52,7 @@ class DTypeCast(Transform):
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         super().attach(owner, num_envs, observation_space, action_space)
+        self._places = self.find_places(observation_space)  # not from rows: float32 replaces float64 on some devices
         self._is_cast = None if self.needs_parts else nest.map(self._casts, tree_of(action_space))
 
     def _casts(self, space: Any) -> bool:

@@ -40,12 +40,13 @@ class VecNorm(Freezable):
     """Normalise observations and rewards by their running mean and standard deviation (as torchrl's VecNorm).
 
     An *entry* is an array of the observation, or the reward. A *row* is the value of an entry for one env. Each entry
-    has a mean, a variance and a count (float64) of its rows, including rows of resets. A batch first updates these
-    statistics (unless `frozen`), and is then normalised:
+    has a mean, a variance and a count of its rows, including rows of resets. They are float64, or float32 on a device
+    without float64, such as MPS. A batch first updates these statistics (unless `frozen`), and is then normalised:
 
         rows = (rows - mean) / max(sqrt(max(var, eps)), eps)
 
-    Rows with NaN, infinity or a number beyond 1e100 are normalised too, but update only the count `<name>_skipped`.
+    Rows with NaN, infinity or a number beyond 1e100 (1e15 in float32) are normalised too, but update only the count
+    `<name>_skipped`.
 
     Arguments:
         in_keys: keys of the observation, and "reward" for the reward. None: all arrays of numbers (not bools), and the

@@ -30,7 +30,6 @@ from collector import (
     rollout,
     run_job,
 )
-from collector.device.tensors import has_float64
 from collector.jobs.replay import replay_episodes
 from tests.support.backends import FULL, one_of
 from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, kinds, lean
@@ -40,7 +39,7 @@ from tests.support.job_envs import job
 from tests.support.simulators import Simulator
 from tests.support.transform_envs import VECTOR, Samples
 from vecenv import DummyVectorEnv, ShmemVectorEnv, from_gymnasium, nest
-from vecenv.transforms import CatFrames, RewardSum, TimeLimit, VecNorm
+from vecenv.transforms import ActionScaling, CatFrames, DoubleToFloat, DTypeCast, Flatten, RewardSum, TimeLimit, VecNorm
 
 KINDS = {"sync": SyncDataCollector, "async": AsyncDataCollector}
 
@@ -216,6 +215,7 @@ def weights(kind: str, device: str) -> Any:
 CHAINS = {
     "statistics": lambda: [CatFrames(2, -1), VecNorm(decay=0.9), TimeLimit(3)],
     "sums": lambda: [RewardSum()],
+    "doubles": lambda: [DTypeCast("float32", "float64"), Flatten(), DoubleToFloat(), VecNorm(), ActionScaling()],
 }
 
 
@@ -288,6 +288,7 @@ MORE: dict[str, Callable[[str], Any]] = {
     "failures": with_failures,
     "weights, async": partial(weights, "async"),
     "vector env, sums": partial(vector_env, "sums"),
+    "vector env, doubles": partial(vector_env, "doubles"),
     "rollout": rolled_out,
     "simulator, transforms": lambda device: simulator(
         "old", device, transforms=[CatFrames(2, -1), VecNorm()], split_trajs=True
@@ -321,14 +322,14 @@ def no_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert SIM is not None
     monkeypatch.setattr(SIM, "refused_dtypes", {torch.float64})
     monkeypatch.delattr(SIM.Module, "current_stream")
-    has_float64.cache_clear()
+    nest.has_float64.cache_clear()
     yield
-    has_float64.cache_clear()
+    nest.has_float64.cache_clear()
 
 
 @needs_sim
 @pytest.mark.usefixtures("no_float64")
-@pytest.mark.parametrize("case", ["keyed", "vector env, sums", *in_full("forms", "simulator")])
+@pytest.mark.parametrize("case", ["keyed", "vector env", "vector env, doubles", *in_full("forms", "simulator")])
 def test_without_float64_the_device_computes_in_float32(case: str) -> None:
     narrow, wide = on_both(case)
     assert_same(narrow, wide, tolerance=1e-5)
