@@ -228,10 +228,13 @@ class Constants:
 
 
 class EnvRows:
-    """Store of one row (an array) per env."""
+    """Store of one row (an array) per env.
+
+    Rows of all envs are read and written without an index, because a GPU waits for the upload of an index.
+    """
 
     def __init__(self, n: int) -> None:
-        self._n = n
+        self._all = np.arange(n)
         self._rows: Array = None
 
     def take(self, ids: np.ndarray, among: Array = None) -> Array:
@@ -241,15 +244,21 @@ class EnvRows:
         """
         if self._rows is not None and among is not None:
             self._rows = like(self._rows, among)
-        return None if self._rows is None else self._rows[like(ids, self._rows)]
+        if self._rows is None:
+            return None
+        if np.array_equal(ids, self._all):
+            return self._rows.copy() if isinstance(self._rows, np.ndarray) else self._rows.clone()
+        return self._rows[like(ids, self._rows)]
 
     def put(self, ids: np.ndarray, rows: Array) -> None:
         """Store copies of `rows`. In the first call, and if a row's shape changes, other envs' rows become zeros."""
-        shape = (self._n, *rows.shape[1:])
+        shape = (len(self._all), *rows.shape[1:])
         is_new = self._rows is None or tuple(self._rows.shape) != shape
         self._rows = full(shape, rows, 0) if is_new else like(self._rows, rows)
         if isinstance(rows, np.ndarray):
             self._rows[ids] = rows
+        elif np.array_equal(ids, self._all):
+            self._rows = cast(rows, dtype_name(self._rows)).clone()
         else:  # torch refuses in-place changes of tensors from inference mode
             rows = nest.signed(cast(rows, dtype_name(self._rows)))
             self._rows = nest.signed(self._rows).index_copy(0, like(ids, rows), rows).view(self._rows.dtype)

@@ -85,9 +85,11 @@ def test_a_step_of_a_vector_env_is_one_copy_a_leaf_and_one_wait() -> None:
 
 
 @needs_sim
-def test_transforms_leave_observations_on_the_device() -> None:
+def test_transforms_leave_observations_on_the_device_and_add_no_wait() -> None:
     transforms = [ToTensorImage(), GrayScale(), Resize(20), CatFrames(2, -3), VecNorm(), RewardSum(), StepCounter()]
-    assert counts_of_a_step(transforms)["download_bytes"] < 100
+    counts = counts_of_a_step(transforms)
+    assert counts["download_bytes"] < 100
+    assert (counts["downloads"], counts["waits"], counts["uploads"]) == (1, 1, 4)
 
 
 class Brightness(torch.nn.Module):
