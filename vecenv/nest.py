@@ -212,9 +212,8 @@ def signed(array: Any) -> Any:
 
 
 @lru_cache
-def has_float64(device: Any) -> bool:
-    """Return whether a torch device has float64."""
-    torch = sys.modules["torch"]
+def has_float64(torch: Any, device: Any) -> bool:
+    """Return whether a device of torch has float64."""
     try:
         torch.empty(0, dtype=torch.float64, device=device)
     except TypeError:  # MPS

@@ -49,7 +49,7 @@ def in_float64(rows: Any) -> Any:
     if isinstance(rows, np.ndarray):
         return rows.astype(np.promote_types(rows.dtype, np.float64), copy=False)
     torch = nest.namespace(rows)
-    return rows.to(torch.float64 if nest.has_float64(rows.device) else torch.float32)
+    return rows.to(torch.float64 if nest.has_float64(torch, rows.device) else torch.float32)
 
 
 def resized(rows: Any, count: int) -> Any:

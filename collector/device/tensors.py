@@ -75,7 +75,7 @@ def stream_module(device: torch.device) -> Any:
 
 def fit_dtype(tensor: torch.Tensor, device: Any) -> torch.Tensor:
     """Return float64 as float32 if `device` has no float64. Return other tensors unchanged."""
-    return tensor if tensor.dtype != torch.float64 or nest.has_float64(device) else tensor.float()
+    return tensor if tensor.dtype != torch.float64 or nest.has_float64(torch, device) else tensor.float()
 
 
 def to_device(tree: Any, device: Any) -> Any:

@@ -211,7 +211,7 @@ class TransformedOnDevice(TransformedVectorEnv):
             obs, rew, terminated, truncated = self._transfer.to_device((obs, rew, terminated, truncated))
             *tensors, info = super().map_step(obs, rew, terminated, truncated, info)
         obs, rew, terminated, truncated = self._transfer.own_arrays(tuple(tensors))
-        if not nest.has_float64(self.device):
+        if not nest.has_float64(torch, self.device):
             rew = rew.astype(np.float64)
         return self._returned(tensors[0], obs), rew, terminated, truncated, info
 

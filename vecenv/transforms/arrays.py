@@ -168,7 +168,7 @@ def cast(array: Array, dtype: str) -> Array:
     """Return the array in `dtype`. On a device without float64, float32 replaces float64."""
     if isinstance(array, np.ndarray):
         return array.astype(dtype, copy=False)
-    if dtype == "float64" and not nest.has_float64(array.device):
+    if dtype == "float64" and not nest.has_float64(namespace(array), array.device):
         dtype = "float32"
     return array.to(getattr(namespace(array), dtype))
 
@@ -193,7 +193,7 @@ def like(values: Array, array: Array) -> Array:
     if isinstance(array, np.ndarray):
         return values if isinstance(values, np.ndarray) else as_array(values)
     xp = namespace(array)
-    dtype = xp.float32 if dtype_name(values) == "float64" and not nest.has_float64(array.device) else None
+    dtype = xp.float32 if dtype_name(values) == "float64" and not nest.has_float64(xp, array.device) else None
     return xp.as_tensor(values, dtype=dtype, device=array.device)
 
 
