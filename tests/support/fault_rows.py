@@ -43,9 +43,12 @@ class Row(NamedTuple):
         names = {"place": "__init__" if self.place == "construct" else self.place, "fault": self.fault} | names
         return [text.format(**names) for text in self.says]
 
+    def check_class(self, error: BaseException) -> None:
+        assert type(error).__name__ == (self.fault if self.error == "own" else self.error)
+
     def check(self, error: BaseException, **names: Any) -> None:
         """Check the class and the text of an error."""
-        assert type(error).__name__ == self.error
+        self.check_class(error)
         assert [text for text in self.texts(**names) if text not in said(error)] == [], said(error)
 
 
