@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support import faulty
-from tests.support.backends import FULL, PROCESS_BACKENDS, and_ray
+from tests.support.backends import FULL, PROCESS_BACKENDS, and_ray, one_of
 from tests.support.faults import Faulty
 from tests.support.faulty import AGES, Counter, Does, counters
 from tests.support.ledger import Column, N, block_of, columns, gone, kill, pids, reply_begins
@@ -214,6 +214,34 @@ def test_an_env_that_was_reset_is_lost_if_its_worker_dies_in_the_reset_of_anothe
         assert venv.step(ACTIONS)[3].tolist() == [True, False]
         venv.reset(0)
         assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 2]
+
+
+class KillsAnother(Counter):
+    """Env whose constructor ends the process that the file names."""
+
+    def __init__(self, id: int, file: Path) -> None:
+        super().__init__(id)
+        if file.exists():
+            kill(int(file.read_text()))
+            file.unlink()
+
+
+@pytest.mark.parametrize("backend", one_of(PROCESS_BACKENDS))
+def test_a_worker_that_dies_while_another_is_started_again_needs_a_reset_too(backend: Any, tmp_path: Path) -> None:
+    """A reset of both starts both."""
+    file = tmp_path / "victim"
+    with backend([partial(KillsAnother, i, file) for i in range(2)], num_workers=2) as venv:
+        venv.reset()
+        for ids in ([0], [0, 1]):
+            first, victim = pids(venv)
+            kill(first)
+            file.write_text(str(victim))
+            venv.reset(ids)
+            if ids == [0]:
+                with pytest.raises(WorkerDiedError, match="env 1"):
+                    venv.step(ACTIONS)
+                venv.reset([1])
+            assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
 
 
 @columns("async", dummy=False)

@@ -257,10 +257,36 @@ def test_after_an_interrupt_at_any_place_a_reset_makes_all_usable(make: Any, str
     assert len(places) > 200
 
 
-@FULL
-@pytest.mark.parametrize("make", [DummyVectorEnv, ThreadVectorEnv, ShmemVectorEnv])
-def test_an_interrupt_of_the_recovery_is_recovered_from(make: Any) -> None:
-    assert sweep(vector_env(make), lambda venv: venv.reset(), set(), breaks_off, stride=5) > 10
+class FailsInReset(Chatty):
+    """Env that raises in its next `fails` resets."""
+
+    fails = 0
+
+    def on_reset(self) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise ArithmeticError
+
+
+def fails_twice(venv: Any) -> None:
+    venv.set_env_attr("fails", 2)
+
+
+BROKEN_OFF: Any = Chatty, {}, breaks_off
+RETRIED: Any = FailsInReset, {"on_error": "restart", "max_restarts": 10**6}, fails_twice
+
+
+@pytest.mark.parametrize(
+    ("make", "case"),
+    [
+        (DummyVectorEnv, RETRIED),
+        pytest.param(ShmemVectorEnv, RETRIED, marks=FULL),
+        *(pytest.param(make, BROKEN_OFF, marks=FULL) for make in (DummyVectorEnv, ThreadVectorEnv, ShmemVectorEnv)),
+    ],
+)
+def test_an_interrupt_of_a_reset_that_recovers_or_is_tried_again_is_recovered_from(make: Any, case: Any) -> None:
+    env, options, before = case
+    assert sweep(vector_env(make, env, **options), lambda venv: venv.reset(), set(), before, stride=5) > 10
 
 
 @pytest.mark.timeout(600)
@@ -422,6 +448,23 @@ def test_an_interrupt_while_the_forkserver_is_asked_for_a_worker_ends_no_other_w
             assert pids(other) == first
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_handler_of_the_program_is_called_after_the_request_to_the_forkserver_and_stays() -> None:
+    seen: list[Any] = []
+
+    def note(*_: Any) -> None:
+        seen.append(signal.getsignal(signal.SIGINT))
+
+    signal.signal(signal.SIGINT, note)
+    with ShmemVectorEnv(counters(2), num_workers=2) as venv:
+        venv.reset()
+        kill(pids(venv)[0])
+        with interrupt_in_request_to_forkserver(signal.SIGINT):
+            venv.reset()
+        assert seen == [note]
+        assert signal.getsignal(signal.SIGINT) is note
+        assert venv.step([0, 0])[0][:, 2].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("make", [DummyVectorEnv, custom, *full([ThreadVectorEnv, ShmemVectorEnv]), ON_RAY])
