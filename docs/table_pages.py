@@ -33,6 +33,8 @@ FAULTS = {
     "RaisesWhenRebuilt": "raises an exception that raises when it is unpickled",
     "BufferError": "raises an exception with a text of megabytes",
     "NoAttributes": "raises an exception that takes no attributes",
+    "StopAsyncIteration": "raises another exception",
+    **dict.fromkeys(("KeyboardInterrupt", "CancelledError"), "raises another `BaseException`"),
     "OwnBase": "raises a `BaseException`",
     "unpicklable result": "returns an object that cannot be pickled",
     "pickle raises": "returns an object that raises when it is pickled",
@@ -58,6 +60,7 @@ HOSTS = {
     "workers": "workers",
     "workers, threads": "workers, threads",
     "threads": "threads",
+    "coroutines": "coroutine envs",
     "subproc": "Subproc",
 }
 OWN_ERRORS = {"": "none", **dict.fromkeys(("own", "ValueError", "HoldsLock"), "the env's exception")}

@@ -59,6 +59,8 @@ def tier_of(row: Row, kind: str) -> str | None:
     if kind == "ray":
         return None if row.place in IN_TURN else "ray"
     if kind in ("async", "command", "coroutines"):
+        if row.on == ["coroutines"]:
+            return "quick"
         if row.place == "step" and row.fault in ALONE:
             return "quick" if kind == "coroutines" else "full"
         return None if kind == "async" and row.place not in IN_TURN else "slow"

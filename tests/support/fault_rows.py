@@ -18,6 +18,7 @@ BACKENDS = {
     "here": ("dummy", "thread", "coroutines"),
     "workers, threads": ("thread", "shmem", "subproc", "async", "command", "ray"),
     "threads": ("thread",),
+    "coroutines": ("coroutines",),
     "facades": ("next-step", "same-step", "disabled", "wrapped", "sb3", "sb3-wrapped", "gymnasium-dummy", "sb3-dummy"),
     "facades of workers": ("next-step", "same-step", "disabled", "wrapped", "sb3", "sb3-wrapped"),
     "collectors": ("sync", "async", "sync-dummy", "async-dummy"),

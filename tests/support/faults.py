@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from asyncio import CancelledError
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -32,6 +33,9 @@ EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
     "BufferError": partial(BufferError, "y" * (10 << 20)),
     "NoAttributes": partial(oddities.NoAttributes, "bare"),
     "OwnBase": partial(oddities.OwnBase, "base"),
+    "KeyboardInterrupt": partial(KeyboardInterrupt, "basic"),
+    "CancelledError": partial(CancelledError, "base"),
+    "StopAsyncIteration": StopAsyncIteration,
 }
 FAULTS: dict[str, Callable[[], Any]] = {
     **ENDS,
