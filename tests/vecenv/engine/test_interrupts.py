@@ -75,7 +75,8 @@ def times(rows: Any) -> list[int]:
     obs, *_, info = rows
     found = obs["row"][:, 2].astype(int).tolist()
     assert obs["text"].tolist() == [f"{t}" for t in found]
-    assert [(each["env_id"], each["at"]) for each in info] == list(enumerate(found))
+    told = [t if "restarted" in each else each["at"] for each, t in zip(info, found, strict=True)]
+    assert [(each["env_id"], at) for each, at in zip(info, told, strict=True)] == list(enumerate(found))
     assert len(found) == N
     return found
 
@@ -271,15 +272,18 @@ def fails_twice(venv: Any) -> None:
     venv.set_env_attr("fails", 2)
 
 
+RESTARTS: Any = {"on_error": "restart", "max_restarts": 10**6}
 BROKEN_OFF: Any = Chatty, {}, breaks_off
-RETRIED: Any = FailsInReset, {"on_error": "restart", "max_restarts": 10**6}, fails_twice
+ABSORBED: Any = Chatty, RESTARTS, breaks_off
+RETRIED: Any = FailsInReset, RESTARTS, fails_twice
 
 
 @pytest.mark.parametrize(
     ("make", "case"),
     [
         (DummyVectorEnv, RETRIED),
-        pytest.param(ShmemVectorEnv, RETRIED, marks=FULL),
+        (DummyVectorEnv, ABSORBED),
+        *(pytest.param(ShmemVectorEnv, case, marks=FULL) for case in (RETRIED, ABSORBED)),
         *(pytest.param(make, BROKEN_OFF, marks=FULL) for make in (DummyVectorEnv, ThreadVectorEnv, ShmemVectorEnv)),
     ],
 )
