@@ -26,6 +26,16 @@ FAULTS = {
     "wrong shape": "returns an observation of another shape",
     "wrong dtype": "returns an observation of another dtype",
     "unpicklable error": "raises an exception that cannot be pickled",
+    **dict.fromkeys(("KeyError", "UnicodeDecodeError", "StopIteration"), "raises another exception"),
+    **dict.fromkeys(("FileNotFoundError", "OSError", "EnvContractError"), "raises another exception"),
+    "Local": "raises an exception of a local class",
+    "KeywordOnly": "raises an exception whose class needs keyword arguments",
+    "RaisesWhenRebuilt": "raises an exception that raises when it is unpickled",
+    "BufferError": "raises an exception with a text of megabytes",
+    "NoAttributes": "raises an exception that takes no attributes",
+    "StopAsyncIteration": "raises another exception",
+    **dict.fromkeys(("KeyboardInterrupt", "CancelledError"), "raises another `BaseException`"),
+    "OwnBase": "raises a `BaseException`",
     "unpicklable result": "returns an object that cannot be pickled",
     "pickle raises": "returns an object that raises when it is pickled",
     "pickle exits": "returns an object that exits when it is pickled",
@@ -50,9 +60,10 @@ HOSTS = {
     "workers": "workers",
     "workers, threads": "workers, threads",
     "threads": "threads",
+    "coroutines": "coroutine envs",
     "subproc": "Subproc",
 }
-OWN_ERRORS = {"": "none", "ValueError": "the env's exception", "HoldsLock": "the env's exception"}
+OWN_ERRORS = {"": "none", **dict.fromkeys(("own", "ValueError", "HoldsLock"), "the env's exception")}
 OTHERS = {
     "rows": "complete: `error.partial`",
     "lost": "lost if in the same worker, else complete: `error.partial`",

@@ -14,7 +14,7 @@ from tests.support.backends import RAY
 from tests.support.commands import CommandVectorEnv
 from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.fault_rows import Row, cases, rows_of
-from tests.support.faults import RECEIVED, Faulty
+from tests.support.faults import EXCEPTIONS, RECEIVED, Faulty
 from tests.support.faulty import ENDS
 from tests.support.ledger import CLOSED, SEEN, Column, Ledger, N, gone, kill, pids, said, wait_until
 from tests.support.local_ray import FAR, NEAR
@@ -59,6 +59,8 @@ def tier_of(row: Row, kind: str) -> str | None:
     if kind == "ray":
         return None if row.place in IN_TURN else "ray"
     if kind in ("async", "command", "coroutines"):
+        if row.on == ["coroutines"]:
+            return "quick"
         if row.place == "step" and row.fault in ALONE:
             return "quick" if kind == "coroutines" else "full"
         return None if kind == "async" and row.place not in IN_TURN else "slow"
@@ -86,6 +88,10 @@ class Case:
         if self.column.remote and self.row.mend != "restart" and not self.row.fault.startswith("unpickle"):
             assert isinstance(error.__cause__, RemoteTraceback)
             assert "worker pid" in said(error)
+            assert len(str(error)) < 100_000
+        if self.row.fault in EXCEPTIONS:
+            assert "in spring" in str(error.__cause__) or not self.column.remote
+            assert self.row.error == "EnvStepError" or str(EXCEPTIONS[self.row.fault]()) in str(error)
 
     def meet(self) -> list[Any]:
         """Make the call in which the fault happens. Return its errors."""
@@ -133,7 +139,7 @@ class Case:
         begin = time.monotonic()
         error = self.meet()[0]
         assert time.monotonic() - begin < SEEN or self.row.fault.startswith("hang")
-        assert type(error).__name__ == self.row.error
+        self.row.check_class(error)
         self.check_text(error)
         failed = self.venv.failed_id
         if self.row.place == "seed":  # it resets the envs that have been seeded
@@ -184,6 +190,7 @@ def env_fn_of(env_fn: Any, odd: Any) -> Any:
     return env_fn()
 
 
+@pytest.mark.guarantee("G8.2")
 @cases("Vector envs", tier_of)
 @pytest.mark.filterwarnings("ignore:.*died before:RuntimeWarning")
 def test_faults(rows: list[Row], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

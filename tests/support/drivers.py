@@ -30,15 +30,13 @@ def tell(name: str, what: Any = None) -> None:
 
 
 def every_state(context: str, names: list[str]) -> None:
-    """Run vector envs in all states: idle, one env busy, all envs busy, interpreter lock held, with child processes."""
+    """Run vector envs in all states: idle, one env busy, with child processes, interpreter lock held."""
     kept = []
     processes: dict[str, list[int]] = {}
     for name in names:
         states: dict[str, list[Any]] = {
             "idle": [Counter, Counter],
             "one busy": [Counter, partial(HangsOnStep, at=1)],
-            "all busy": [partial(HangsOnStep, at=1)] * 2,
-            "lock held": [Counter, partial(HangsOnStep, at=1, gil=True)],
             "with children": [SpawnsChild, partial(SpawnsChildAndHangs, at=1)],
             "with children of envs in envs": [Counter, Nested],
             "with children, lock held": [Counter, partial(SpawnsChildAndHangs, at=1, gil=True)],

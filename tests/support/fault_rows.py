@@ -18,6 +18,7 @@ BACKENDS = {
     "here": ("dummy", "thread", "coroutines"),
     "workers, threads": ("thread", "shmem", "subproc", "async", "command", "ray"),
     "threads": ("thread",),
+    "coroutines": ("coroutines",),
     "facades": ("next-step", "same-step", "disabled", "wrapped", "sb3", "sb3-wrapped", "gymnasium-dummy", "sb3-dummy"),
     "facades of workers": ("next-step", "same-step", "disabled", "wrapped", "sb3", "sb3-wrapped"),
     "collectors": ("sync", "async", "sync-dummy", "async-dummy"),
@@ -43,9 +44,12 @@ class Row(NamedTuple):
         names = {"place": "__init__" if self.place == "construct" else self.place, "fault": self.fault} | names
         return [text.format(**names) for text in self.says]
 
+    def check_class(self, error: BaseException) -> None:
+        assert type(error).__name__ == (self.fault if self.error == "own" else self.error)
+
     def check(self, error: BaseException, **names: Any) -> None:
         """Check the class and the text of an error."""
-        assert type(error).__name__ == self.error
+        self.check_class(error)
         assert [text for text in self.texts(**names) if text not in said(error)] == [], said(error)
 
 

@@ -5,32 +5,43 @@ from __future__ import annotations
 import os
 import sys
 import time
+from asyncio import CancelledError
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tests.support import oddities
 from tests.support.faulty import ENDS, Counter, boom, hold_interpreter_lock
-from tests.support.oddities import HoldsLock, Unpicklable
+from tests.support.oddities import Unpicklable
+from vecenv import EnvContractError
 
-
-def _raise() -> None:
-    raise boom()
-
-
-def _raise_what_cannot_be_pickled() -> None:
-    raise HoldsLock("held")
-
-
+EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
+    "raise": boom,
+    "unpicklable error": partial(oddities.HoldsLock, "held"),
+    "KeyError": partial(KeyError, "missing\nkey"),
+    "UnicodeDecodeError": oddities.decode_error,
+    "StopIteration": partial(StopIteration, 5),
+    "FileNotFoundError": partial(FileNotFoundError, 2, "No such", "f"),
+    "OSError": OSError,
+    "EnvContractError": EnvContractError,
+    "Local": oddities.local_class,
+    "KeywordOnly": partial(oddities.KeywordOnly, what="w"),
+    "RaisesWhenRebuilt": partial(oddities.RaisesWhenRebuilt, "x"),
+    "BufferError": partial(BufferError, "y" * (10 << 20)),
+    "NoAttributes": partial(oddities.NoAttributes, "bare"),
+    "OwnBase": partial(oddities.OwnBase, "base"),
+    "KeyboardInterrupt": partial(KeyboardInterrupt, "basic"),
+    "CancelledError": partial(CancelledError, "base"),
+    "StopAsyncIteration": StopAsyncIteration,
+}
 FAULTS: dict[str, Callable[[], Any]] = {
     **ENDS,
-    "raise": _raise,
     "sys.exit": lambda: sys.exit("out"),
     "exit": ENDS["code 3"],
     "hang in C": hold_interpreter_lock,
-    "unpicklable error": _raise_what_cannot_be_pickled,
     "too much memory": lambda: bytearray(1 << 62),
     "closed descriptors": lambda: os.closerange(3, 1000),
 }
@@ -69,6 +80,8 @@ class Faulty(Counter):
             self.trap = ""
         while self.sprung == "hang in Python" and not os.path.exists(self.go):
             time.sleep(0.005)
+        if self.sprung in EXCEPTIONS:
+            raise EXCEPTIONS[self.sprung]()
         if self.sprung in FAULTS:
             FAULTS[self.sprung]()
 

@@ -138,8 +138,7 @@ class Recovery:
             self._autoresets = np.zeros(len(self._backend.arena.status), np.bool_)
         self._autoresets[... if ids is None else ids] = ops & opcodes.AUTORESET
         if not self._last:
-            arrays = [leaf for leaf in nest.leaves(self._backend.arena.obs) if leaf.dtype != object]
-            self._last = [(array, np.zeros_like(array)) for array in arrays]
+            self._last = [(array, np.zeros_like(array)) for array in nest.leaves(self._backend.arena.obs)]
         for array, kept in self._last:
             if ids is None:
                 kept[...] = array

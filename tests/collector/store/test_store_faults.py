@@ -118,42 +118,32 @@ def interrupt(*_: Any) -> Any:
 
 @pytest.mark.guarantee("G12.1")
 @pytest.mark.parametrize(
-    ("fail", "how"), [(full, "before"), (full, "half"), (interrupt, "before"), (interrupt, "after")]
+    ("fail", "how"), [(full, "before"), (full, "half"), (full, "retried"), (interrupt, "before"), (interrupt, "after")]
 )
 def test_each_system_call_fails_or_is_interrupted_once(fail: Any, how: str, tmp_path: Path) -> None:
+    """The job then stops, unless its writer commits again (`retried`)."""
     calls = calls_of_a_job(tmp_path / "whole")
     assert len(calls) > 25
-    for failing in chosen(calls):
+    begin, end = 0, len(calls)
+    if how == "retried":  # only commits are
+        begin, end = calls.index("mkdir", calls.index("rename")), end - 4
+    for failing in (number for number in chosen(calls) if begin <= number < end):
         folder = tmp_path / str(failing)
         committed: list[int] = []
 
         def act(number: int, name: str, real: Any, args: Any, failing: int = failing) -> Any:
             if number != failing:
                 return real(*args)
-            if how != "before":  # half of a write, or all of another call, is done before it fails
-                real(args[0], half(args[1])) if (how, name) == ("half", "write") else real(*args)
+            if how == "after" or (how, name) == ("half", "write"):
+                real(args[0], half(args[1])) if how == "half" else real(*args)
             return fail()
 
-        with every_call(act), suppress(DatasetError, KeyboardInterrupt):
-            collect(folder, committed.extend)
-        # The job stops with it, so that no episode is there that was not committed; but a line may have been written
-        # before its flush failed, and could not be removed again.
+        with every_call(act), suppress(*([] if how == "retried" else [DatasetError, KeyboardInterrupt])):
+            collect(folder, committed.extend, attempts=1 + (how == "retried"))
+        assert how != "retried" or sorted(committed) == list(range(6))
+        # A line may have been written before its flush failed, and could not be removed again.
         assert_readable(folder, committed)
         assert_finished(folder)
-
-
-def test_a_failed_commit_can_be_tried_again_by_the_same_writer(tmp_path: Path) -> None:
-    calls = calls_of_a_job(tmp_path / "whole")
-    first = calls.index("mkdir", calls.index("rename"))  # after the head
-    for failing in (number for number in chosen(calls[:-4]) if number >= first):
-        folder = tmp_path / str(failing)
-        committed: list[int] = []
-
-        with every_call(lambda n, name, real, args, failing=failing: (full if n == failing else real)(*args)):
-            collect(folder, committed.extend, attempts=2)
-        assert sorted(committed) == list(range(6))
-        assert_readable(folder, committed)
-        assert Dataset(folder).complete
 
 
 def test_all_that_is_written_is_flushed_before_anything_is_renamed_or_named(tmp_path: Path) -> None:
@@ -231,25 +221,21 @@ def kept_after_each_call(folder: Path, run: Callable[[Path, Any], object] = coll
 
 @FULL
 @pytest.mark.guarantee("G12.1")
-@pytest.mark.parametrize("part", ["", "shards/w001"])
-def test_a_kill_at_any_system_call_loses_no_committed_episode(part: str, tmp_path: Path) -> None:
-    kept = kept_after_each_call(tmp_path / "a", partial(collect, part=part))
+@pytest.mark.parametrize(("part", "resumes"), [("", False), ("shards/w001", False), ("", True)])
+def test_a_kill_at_any_system_call_loses_no_committed_episode(part: str, resumes: bool, tmp_path: Path) -> None:
+    """Also a kill of the job that resumes after a kill."""
+    kept, before = kept_after_each_call(tmp_path / "a", partial(collect, part=part)), list[int]()
     assert len(kept[-1][1]) == 6
+    if resumes:
+        folder = next(folder for folder, committed in kept if len(committed) == 2)
+        with open(folder / "manifest.jsonl", "ab") as file:
+            file.write(b'{"line": "shard", "shard": "sha')
+        (folder / "shards/000009").write_bytes(b"without a line")
+        before = Dataset(folder).numbers.tolist()
+        kept = kept_after_each_call(folder)
     for folder, committed in kept:
-        assert_readable(folder, committed)
+        assert_readable(folder, [*before, *committed])
         assert_finished(folder)
-
-
-@FULL
-def test_nor_does_a_kill_of_the_resume(tmp_path: Path) -> None:
-    folder = next(folder for folder, committed in kept_after_each_call(tmp_path / "a") if len(committed) == 2)
-    with open(folder / "manifest.jsonl", "ab") as file:
-        file.write(b'{"line": "shard", "shard": "sha')
-    (folder / "shards/000009").write_bytes(b"without a line")
-    before = Dataset(folder).numbers.tolist()
-    for killed, committed in kept_after_each_call(folder):
-        assert_readable(killed, [*before, *committed])
-        assert_finished(killed)
 
 
 def test_a_kill_of_an_overwrite_mixes_no_episodes(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ The contract and the table of faults have `python -m vecenv.worker` too.
 """
 
 import subprocess
+import threading
 from functools import partial
 
 import numpy as np
@@ -219,6 +220,21 @@ def test_a_program_that_says_nothing():
         elsewhere(n=1, command=["false"])
     with pytest.raises(WorkerDiedError, match="cannot be started"):
         elsewhere(n=1, command=["/no/such/program"])
+
+
+def test_a_program_without_a_thread_left_starts_no_worker(monkeypatch):
+    """The first worker starts. The system allows no thread for the stderr of the second worker."""
+    starts = iter([threading.Thread.start])
+
+    def start(thread):
+        next(starts, fails)(thread)
+
+    def fails(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(WorkerDiedError, match="cannot be started: can't start new thread"):
+        elsewhere(num_workers=2)
 
 
 NO_ROW = "ANSWERS, 0, b'\\x81' + bytes(12 + 8 + 2)"

@@ -20,7 +20,7 @@ from tests.fuzz.envs import assert_same
 from tests.support.coroutine_envs import AsCoroutines, Coroutines, Gated
 from tests.support.ledger import CLOSED, Ledger, wait_until
 from tests.support.programs import output_of
-from vecenv import EnvStepError, ThreadVectorEnv, VectorEnvError, WorkerTimeoutError
+from vecenv import ThreadVectorEnv, VectorEnvError, WorkerTimeoutError
 from vecenv.testing import CountingEnv
 
 LIMIT = 0.3
@@ -126,22 +126,6 @@ def test_an_env_that_blocks_the_event_loop_is_named_in_the_error_of_each_env_tha
         gate.set()
         venv.reset()
         assert venv.step([0] * n)[0][:, 2].tolist() == [1] * n
-
-
-@pytest.mark.guarantee("G8.2")
-@pytest.mark.parametrize("error", [StopAsyncIteration(), asyncio.CancelledError(), KeyboardInterrupt()], ids=repr)
-def test_an_error_of_an_env_is_raised_with_the_rows_of_the_others(error: BaseException) -> None:
-    def fail(id: int) -> None:
-        if id == 0:
-            raise error
-
-    with make_acting(2, fail) as venv:
-        with pytest.raises(type(error) if isinstance(error, Exception) else EnvStepError) as caught:
-            venv.step([0, 0])
-        assert "env 0, step()" in caught.value.__notes__
-        assert caught.value.partial.env_id.tolist() == [1]
-        venv.reset([0])
-        assert venv.step([0, 0])[0][:, 2].tolist() == [1, 3]
 
 
 def test_if_a_task_of_an_env_ends_the_event_loop_all_its_envs_are_lost_until_their_reset() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import mmap
 import multiprocessing
@@ -430,21 +431,27 @@ def test_envs_may_start_processes_threads_and_vector_envs_and_leave_them_running
     assert gone(child)
 
 
-def test_a_forked_copy_of_the_program_cannot_use_the_vector_env_nor_harm_it() -> None:
+@pytest.mark.parametrize(
+    ("backend", "is_dropped"), [(ShmemVectorEnv, False), (ShmemVectorEnv, True), (SubprocVectorEnv, True)]
+)
+def test_a_forked_copy_of_the_program_cannot_use_the_vector_env_nor_harm_it(backend: Any, is_dropped: bool) -> None:
     """A forked copy may make a new vector env."""
-    with ShmemVectorEnv(counters(2)) as venv:
-        ledger = Ledger(venv)
-        ledger.begin()
-        child = os.fork()
-        if child == 0:
-            is_refused = False
-            try:
-                is_refused = _is_refused_in_the_copy(venv)
-            finally:
-                os._exit(not is_refused)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert ledger.round() == []
-        assert venv.alive() == [True, True]
+    venv = backend(counters(2))
+    ledger = Ledger(venv)
+    ledger.begin()
+    child = os.fork()
+    if child == 0:
+        is_fine = False
+        try:
+            is_fine = is_dropped or _is_refused_in_the_copy(venv)
+            del venv, ledger
+            gc.collect()
+        finally:
+            os._exit(not is_fine)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ledger.round() == []
+    assert venv.alive() == [True, True]
+    venv.close()
 
 
 def _is_refused_in_the_copy(venv: Any) -> bool:

@@ -8,7 +8,6 @@ import signal
 import time
 import traceback
 import weakref
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import faulty, oddities
-from tests.support.backends import FULL, PROCESS_BACKENDS, and_ray
+from tests.support import faulty
+from tests.support.backends import FULL, PROCESS_BACKENDS, and_ray, one_of
 from tests.support.faults import Faulty
-from tests.support.faulty import AGES, BOOM, Counter, Does, counters
-from tests.support.ledger import Column, N, block_of, columns, gone, kill, pids, reply_begins, said
+from tests.support.faulty import AGES, Counter, Does, counters
+from tests.support.ledger import Column, N, block_of, columns, gone, kill, pids, reply_begins
 from tests.support.local_ray import FAR, NEAR
 from tests.support.oddities import OddInfo, RaisesAtUnpickle
 from tests.support.threads import in_a_thread
 from vecenv import (
     DummyVectorEnv,
-    EnvContractError,
-    EnvStepError,
     RayVectorEnv,
-    RemoteTraceback,
     ShmemVectorEnv,
     SubprocVectorEnv,
     ThreadVectorEnv,
@@ -49,92 +45,38 @@ def trapped(n: int, **traps: str) -> list[Any]:
 # Envs that raise.
 
 
-ZOO: dict[str, tuple[Callable[[], BaseException], type[BaseException], str]] = {
-    "keyword only": (partial(oddities.KeywordOnly, what="w"), EnvStepError, "keyword w"),
-    "no attributes": (partial(oddities.NoAttributes, "bare"), EnvStepError, "NoAttributes: bare"),
-    "no text of vecenv": (EnvContractError, EnvContractError, "env 1: "),
-    "local class": (oddities.local_class, Exception, "from a function"),
-    "KeyError": (partial(KeyError, "missing\nkey"), KeyError, "missing\\nkey"),
-    "UnicodeDecodeError": (oddities.decode_error, UnicodeDecodeError, "bad %s {byte}"),
-    "StopIteration": (partial(StopIteration, 5), StopIteration, "5"),
-    "no arguments": (ValueError, ValueError, ""),
-    "OSError": (partial(FileNotFoundError, 2, "No such", "f"), FileNotFoundError, "[Errno 2] No such: 'f'"),
-    "huge text": (partial(ValueError, "y" * (10 << 20)), EnvStepError, "yyy"),
-    "BaseException": (partial(oddities.OwnBase, "base"), EnvStepError, "OwnBase: base"),
-    "percent and braces": (faulty.boom, ValueError, BOOM),
-    "raises when rebuilt": (partial(oddities.RaisesWhenRebuilt, "x"), EnvStepError, "x"),
-}
-"""By name: the exception of the env, the class that comes from a worker, and words of its message."""
-
-
-class Zookeeper(Counter):
-    """Env that raises the exception `animal`."""
-
-    animal: str | None = None
-
-    def on_step(self) -> None:
-        if self.animal is not None:
-            raise ZOO[self.animal][0]()
-
-
-@pytest.mark.guarantee("G8.2")
-@columns("blocks", command=False)
-def test_the_whole_zoo_of_exceptions_arrives_with_class_text_and_env(column: Column) -> None:
-    """One vector env for all exceptions, because an exception must not affect the next."""
-    with column.open(counters(N, env1=Zookeeper)) as ledger:
-        ledger.begin()
-        for name, (make, remote, text) in ZOO.items():
-            ledger.venv.set_env_attr("animal", name, [1])
-            (error,) = ledger.round([0, 1, 2])
-            if column.remote:
-                assert isinstance(error, remote), name
-                assert isinstance(error.__cause__, RemoteTraceback)
-                assert "on_step" in str(error.__cause__)
-                assert len(str(error)) < 100_000
-            else:
-                is_kept = isinstance(make(), Exception) and name != "no attributes"
-                assert type(error).__name__ == (type(make()).__name__ if is_kept else "EnvStepError")
-            assert text in str(error)
-            assert "env 1, step()" in said(error)
-            ledger.venv.set_env_attr("animal", None, [1])
-            ledger.goes_on([1], type(error))
+class Own(ValueError):
+    """Exception with weak references."""
 
 
 @pytest.mark.parametrize("backend", [DummyVectorEnv, ThreadVectorEnv])
 def test_the_very_exception_is_raised_where_the_env_lives_here(backend: Any) -> None:
-    """With one note and its context, even if raised repeatedly."""
+    """With one note and its context, and no longer traceback if it is raised again. A reset lets go of it."""
 
     def fail() -> None:
         try:
             raise OSError("the real reason")
         except OSError:
-            raise mine  # noqa: B904
+            raise mine[0]  # noqa: B904
 
-    mine = ValueError("what it led to")
+    mine, lengths = [Own("what it led to")], list[int]()
     with backend([partial(Does, 0, 1, fail)]) as venv:
         for _ in range(2):
             venv.reset()
-            with pytest.raises(ValueError, match="what it led to") as caught:
-                venv.step([0])
-            assert caught.value is mine
-    assert "fail" in [frame.name for frame in traceback.extract_tb(mine.__traceback__)]
-    assert mine.__notes__ == ["env 0, step()"]
-    assert isinstance(mine.__context__, OSError)
-    assert not mine.__suppress_context__
-
-
-def test_refusals_of_a_failed_env_do_not_pile_up_and_its_reset_lets_go_of_the_error() -> None:
-    own = partial(EnvStepError, "the env's own")  # a class that has weak references
-    with DummyVectorEnv([partial(faulty.RaisesOnStep, 0, at=1, error=own)]) as venv:
-        venv.reset()
-        lengths = []
-        for _ in range(4):
-            with pytest.raises(EnvStepError, match="the env's own") as caught:
-                venv.step([0])
-            lengths.append(len([*traceback.walk_tb(caught.value.__traceback__)]))
-        assert lengths[2] == lengths[3]
-        error = weakref.ref(caught.value)
+            for _ in range(3):
+                with pytest.raises(Own) as caught:
+                    venv.step([0])
+                assert caught.value is mine[0]
+                frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+                lengths.append(len(frames))
+        assert "fail" in frames
+        assert lengths[1] == lengths[2]
+        assert mine[0].__notes__.count("env 0, step()") == 1
+        assert isinstance(mine[0].__context__, OSError)
+        assert not mine[0].__suppress_context__
+        error = weakref.ref(mine.pop())
         del caught
+        venv.set_env_attr("at", 9)
         venv.reset()
         gc.collect()
         assert error() is None
@@ -274,6 +216,34 @@ def test_an_env_that_was_reset_is_lost_if_its_worker_dies_in_the_reset_of_anothe
         assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 2]
 
 
+class KillsAnother(Counter):
+    """Env whose constructor ends the process that the file names."""
+
+    def __init__(self, id: int, file: Path) -> None:
+        super().__init__(id)
+        if file.exists():
+            kill(int(file.read_text()))
+            file.unlink()
+
+
+@pytest.mark.parametrize("backend", one_of(PROCESS_BACKENDS))
+def test_a_worker_that_dies_while_another_is_started_again_needs_a_reset_too(backend: Any, tmp_path: Path) -> None:
+    """A reset of both starts both."""
+    file = tmp_path / "victim"
+    with backend([partial(KillsAnother, i, file) for i in range(2)], num_workers=2) as venv:
+        venv.reset()
+        for ids in ([0], [0, 1]):
+            first, victim = pids(venv)
+            kill(first)
+            file.write_text(str(victim))
+            venv.reset(ids)
+            if ids == [0]:
+                with pytest.raises(WorkerDiedError, match="env 1"):
+                    venv.step(ACTIONS)
+                venv.reset([1])
+            assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+
+
 @columns("async", dummy=False)
 def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Path) -> None:
     """Two of four envs die while the third waits: a call that waits for three returns with what there is."""
@@ -293,60 +263,50 @@ def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Pat
         ledger.goes_on([0, 1], WorkerDiedError)
 
 
-@FULL
-@pytest.mark.parametrize("context", ["forkserver", "fork"])
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
-def test_a_death_is_seen_in_a_program_that_ignores_the_end_of_its_children(context: str) -> None:
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        with ShmemVectorEnv(trapped(2, env1="step: SIGKILL"), num_workers=2, context=context) as venv:
-            venv.reset()
-            with pytest.raises(WorkerDiedError, match="env 1"):
-                venv.step(ACTIONS)
-            venv.reset([1])
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
 def become_another_program() -> None:
     os.execv("/bin/sleep", ["sleep", str(AGES)])
 
 
+def leave_a_child() -> None:
+    """End the worker, whose child holds its descriptors."""
+    if os.fork() == 0:
+        time.sleep(AGES)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+LOST = "closed its connection without ending, so vecenv killed it"
+
+
 @FULL
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
-def test_a_worker_that_loses_its_connection_is_ended() -> None:
-    fns = counters(2, env1=partial(Does, at=1, what=become_another_program))
-    with ShmemVectorEnv(fns, num_workers=2, context="fork") as venv:
-        venv.reset()
-        text = "closed its connection without ending, so vecenv killed it(.|\n)*while running env 1"
-        with pytest.raises(WorkerDiedError, match=text) as caught:
-            venv.step(ACTIONS)
-        assert gone(caught.value.pid)
-
-
-class Forks(Counter):
-    """Env with a child that holds the worker's descriptors."""
-
-    def __init__(self, id: int) -> None:
-        super().__init__(id)
-        if os.fork() == 0:
-            time.sleep(AGES)
-
-
-@FULL
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork beside another thread
-@pytest.mark.parametrize("backend", PROCESS_BACKENDS)
-def test_the_end_of_a_worker_is_seen_if_its_children_hold_its_descriptors(backend: Any) -> None:
-    """The system does not kill children that a thread of the worker started."""
+@pytest.mark.parametrize(
+    ("backend", "context", "end", "text"),
+    [
+        (ShmemVectorEnv, "forkserver", faulty.ENDS["SIGKILL"], ""),
+        (ShmemVectorEnv, "fork", faulty.ENDS["SIGKILL"], ""),
+        (ShmemVectorEnv, "fork", become_another_program, LOST),
+        (ShmemVectorEnv, "fork", leave_a_child, ""),
+        (SubprocVectorEnv, "fork", leave_a_child, ""),
+    ],
+)
+def test_the_end_of_a_worker_is_seen_in_a_program_that_ignores_the_end_of_its_children(
+    backend: Any, context: str, end: Any, text: str
+) -> None:
+    """Also if a thread has started the worker: then the system does not kill children of the worker."""
 
     def body() -> None:
-        with backend([partial(Forks, i) for i in range(2)], num_workers=2, context="fork") as venv:
+        with backend(counters(2, env1=partial(Does, at=1, what=end)), num_workers=2, context=context) as venv:
             venv.reset()
-            os.kill(pids(venv)[1], signal.SIGKILL)
-            with pytest.raises(WorkerDiedError, match="env 1"):
+            with pytest.raises(WorkerDiedError, match=f"{text}(.|\n)*while running env 1") as caught:
                 venv.step(ACTIONS)
+            assert gone(caught.value.pid)
+            venv.reset([1])
 
-    in_a_thread(body)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        in_a_thread(body) if end is leave_a_child else body()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_an_env_that_hangs_in_close_does_not_hide_why_another_could_not_be_made(

@@ -22,29 +22,27 @@ from tests.support.backends import FULL, full
 from tests.support.faulty import Counter, HangsOnStep
 from tests.support.ledger import CLOSED, Column, appears, column_params, gone, pids
 from tests.support.paths import ROOT
+from tests.support.places import left_of, processes_with
 from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv
-
-ORPHANED = 10.0
-"""Seconds until all processes of a dead program must be gone."""
 
 
 @contextmanager
-def driver(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """A driver of `tests.support.drivers` in a separate process group, as in a terminal. It is ended after the test."""
+def driver(folder: Path, *args: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield a driver of `tests.support.drivers`, and a token in the environment of all its processes.
+
+    The driver has a process group of its own, as in a terminal. All its processes are ended after the test.
+    """
     command = [sys.executable, "-m", "tests.support.drivers", args[0], str(folder), *args[1:]]
-    program = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, start_new_session=True)
-    family: set[psutil.Process] = set()
-    try:
-        yield program
-    finally:
-        if program.poll() is None:
-            family = set(psutil.Process(program.pid).children(recursive=True))
-            program.kill()
-        program.wait()
-        assert program.stderr is not None
-        program.stderr.close()
-        for process in family:
-            process.kill()
+    name = f"of {folder}"
+    environ = {**os.environ, "VECENV_TEST": name}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environ, text=True, stderr=subprocess.PIPE, start_new_session=True
+    ) as program:
+        try:
+            yield program, f"VECENV_TEST={name}\0"
+        finally:
+            for pid, _ in processes_with(name):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 @pytest.mark.guarantee("G9.5")
@@ -62,51 +60,30 @@ def test_workers_in_any_state_and_their_children_die_with_the_program(
     context: str, names: list[str], number: int, tmp_path: Path
 ) -> None:
     """SIGTERM goes to the program (as from a scheduler), SIGHUP to its group (as from a terminal)."""
-    with driver(tmp_path, "every_state", context, *names) as program:
+    with driver(tmp_path, "every_state", context, *names) as (program, token):
         appears(tmp_path / "ready", within=60)
         states = json.loads((tmp_path / "ready").read_text())
         assert all(os.getsid(pid) == program.pid for pids in states.values() for pid in pids)
         (os.killpg if number == signal.SIGHUP else os.kill)(program.pid, number)
-        left = leftovers(program.pid)
+        left = left_of(token)
         assert program.wait(5) < 0
         assert program.stderr is not None
         noise = program.stderr.read()
-    assert {state: pids for state, pids in states.items() if set(pids) & set(left)} == {}
     assert left == []
     assert noise == ""
 
 
 @pytest.mark.parametrize("context", ["forkserver", *full(["fork", "spawn"])])
 def test_a_forked_copy_of_the_program_keeps_no_worker_alive(context: str, tmp_path: Path) -> None:
-    with driver(tmp_path, "forked_after_a_thread_started_workers", context) as program:
+    with driver(tmp_path, "forked_after_a_thread_started_workers", context) as (program, token):
         appears(tmp_path / "ready", within=60)
         ready = json.loads((tmp_path / "ready").read_text())
         program.kill()
-        try:
-            assert all(map(gone, ready["workers"]))
-            assert psutil.pid_exists(ready["copy"])
-        finally:
-            os.kill(ready["copy"], signal.SIGKILL)
-    assert leftovers(program.pid) == []
-
-
-def leftovers(session: int) -> list[int]:
-    """Return the processes of the driver's session after at most `ORPHANED` seconds, and kill them."""
-    deadline = time.monotonic() + ORPHANED
-    while found := [p for p in psutil.process_iter() if belongs(p, session)]:
-        if time.monotonic() > deadline:
-            for process in found:
-                process.kill()
-            return [process.pid for process in found]
-        time.sleep(0.02)
-    return []
-
-
-def belongs(process: psutil.Process, session: int) -> bool:
-    try:
-        return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
-    except (ProcessLookupError, psutil.NoSuchProcess):
-        return False
+        assert all(map(gone, ready["workers"]))
+        assert psutil.pid_exists(ready["copy"])
+        os.kill(ready["copy"], signal.SIGKILL)
+        program.wait()
+        assert left_of(token) == []
 
 
 # Dropped.
@@ -163,18 +140,3 @@ def test_a_dummy_vector_env_that_is_dropped_closes_its_envs_and_warns_of_nothing
     del venv
     gc.collect()
     assert closed == [0, 1]
-
-
-@pytest.mark.parametrize("backend", [SubprocVectorEnv, ShmemVectorEnv])
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_copy_that_drops_its_vector_env_leaves_that_of_the_program_alone(backend: Any) -> None:
-    venv = backend([partial(Counter, i) for i in range(4)], num_workers=2)
-    venv.reset()
-    pid = os.fork()
-    if pid == 0:
-        del venv
-        gc.collect()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert venv.step([5] * 4)[0][:, 2:].tolist() == [[1, 5]] * 4
-    venv.close()

@@ -22,7 +22,7 @@ from collector import AsyncDataCollector, SyncDataCollector
 from tests.fuzz.driver import run
 from tests.fuzz.interrupts import Fuzz
 from tests.support.agent_envs import Herd
-from tests.support.backends import FULL, ON_RAY, PROCESS_BACKENDS, RAY, and_ray, full, on_this_node
+from tests.support.backends import FULL, PROCESS_BACKENDS, RAY, and_ray, on_this_node
 from tests.support.cases import custom
 from tests.support.commands import CommandVectorEnv
 from tests.support.coroutine_envs import CoroutineVectorEnv
@@ -43,7 +43,6 @@ from vecenv import (
     SubprocVectorEnv,
     ThreadVectorEnv,
     TransformedVectorEnv,
-    VectorEnvError,
     WorkerDiedError,
     from_gymnasium,
 )
@@ -76,7 +75,8 @@ def times(rows: Any) -> list[int]:
     obs, *_, info = rows
     found = obs["row"][:, 2].astype(int).tolist()
     assert obs["text"].tolist() == [f"{t}" for t in found]
-    assert [(each["env_id"], each["at"]) for each in info] == list(enumerate(found))
+    told = [t if "restarted" in each else each["at"] for each, t in zip(info, found, strict=True)]
+    assert [(each["env_id"], at) for each, at in zip(info, told, strict=True)] == list(enumerate(found))
     assert len(found) == N
     return found
 
@@ -257,10 +257,39 @@ def test_after_an_interrupt_at_any_place_a_reset_makes_all_usable(make: Any, str
     assert len(places) > 200
 
 
-@FULL
-@pytest.mark.parametrize("make", [DummyVectorEnv, ThreadVectorEnv, ShmemVectorEnv])
-def test_an_interrupt_of_the_recovery_is_recovered_from(make: Any) -> None:
-    assert sweep(vector_env(make), lambda venv: venv.reset(), set(), breaks_off, stride=5) > 10
+class FailsInReset(Chatty):
+    """Env that raises in its next `fails` resets."""
+
+    fails = 0
+
+    def on_reset(self) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise ArithmeticError
+
+
+def fails_twice(venv: Any) -> None:
+    venv.set_env_attr("fails", 2)
+
+
+RESTARTS: Any = {"on_error": "restart", "max_restarts": 10**6}
+BROKEN_OFF: Any = Chatty, {}, breaks_off
+ABSORBED: Any = Chatty, RESTARTS, breaks_off
+RETRIED: Any = FailsInReset, RESTARTS, fails_twice
+
+
+@pytest.mark.parametrize(
+    ("make", "case"),
+    [
+        (DummyVectorEnv, RETRIED),
+        (DummyVectorEnv, ABSORBED),
+        *(pytest.param(ShmemVectorEnv, case, marks=FULL) for case in (RETRIED, ABSORBED)),
+        *(pytest.param(make, BROKEN_OFF, marks=FULL) for make in (DummyVectorEnv, ThreadVectorEnv, ShmemVectorEnv)),
+    ],
+)
+def test_an_interrupt_of_a_reset_that_recovers_or_is_tried_again_is_recovered_from(make: Any, case: Any) -> None:
+    env, options, before = case
+    assert sweep(vector_env(make, env, **options), lambda venv: venv.reset(), set(), before, stride=5) > 10
 
 
 @pytest.mark.timeout(600)
@@ -424,9 +453,26 @@ def test_an_interrupt_while_the_forkserver_is_asked_for_a_worker_ends_no_other_w
         signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("make", [DummyVectorEnv, custom, *full([ThreadVectorEnv, ShmemVectorEnv]), ON_RAY])
+def test_a_handler_of_the_program_is_called_after_the_request_to_the_forkserver_and_stays() -> None:
+    seen: list[Any] = []
+
+    def note(*_: Any) -> None:
+        seen.append(signal.getsignal(signal.SIGINT))
+
+    signal.signal(signal.SIGINT, note)
+    with ShmemVectorEnv(counters(2), num_workers=2) as venv:
+        venv.reset()
+        kill(pids(venv)[0])
+        with interrupt_in_request_to_forkserver(signal.SIGINT):
+            venv.reset()
+        assert seen == [note]
+        assert signal.getsignal(signal.SIGINT) is note
+        assert venv.step([0, 0])[0][:, 2].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("make", [DummyVectorEnv, custom])
 def test_an_interrupt_in_the_code_of_an_env_of_this_process(make: Any) -> None:
-    """In a worker, the same exception is an error of the env, because a worker has no terminal."""
+    """In a worker or thread, the same exception is an error of the env, as the table of faults says."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -434,10 +480,9 @@ def test_an_interrupt_in_the_code_of_an_env_of_this_process(make: Any) -> None:
     with make([partial(Does, 0, 2, interrupt), partial(Counter, 1)]) as venv:
         venv.reset()
         assert venv.step([0, 0])[0][:, 2].tolist() == [1, 1]
-        is_users = make in (DummyVectorEnv, custom)
-        with pytest.raises(KeyboardInterrupt if is_users else VectorEnvError, match=None if is_users else "Keyboard"):
+        with pytest.raises(KeyboardInterrupt):
             venv.step([0, 0])
-        assert venv.failed_id == ([0, 1] if is_users else [0])
+        assert venv.failed_id == [0, 1]
         assert venv.reset()[0][:, 2].tolist() == [0, 0]
         assert venv.step([0, 0])[0][:, 2].tolist() == [1, 1]
 

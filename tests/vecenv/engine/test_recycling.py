@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import psutil
 import pytest
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TimeLimit
 
 from tests.support.backends import FULL, ON_RAY, RAY, full
 from tests.support.leaky import Leaky, always, await_new_worker
-from tests.support.ledger import kill
+from tests.support.ledger import appears, gone, kill
 from tests.support.rounds import N, by_autoreset, by_mask, by_reset, rows, undisturbed
 from tests.support.shared_envs import counted
 from vecenv import (
@@ -168,6 +169,37 @@ def test_a_new_worker_that_cannot_start_is_no_loss(tmp_path: Any, monkeypatch: A
         assert venv.stats()["recycled"] == 0
         stop.unlink()
         got += until(venv, produced, 1)
+    assert got == undisturbed(by_autoreset, len(got))
+
+
+class ClosesLate(Leaky):
+    """Env whose `close` waits until the file exists."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def close(self) -> None:
+        appears(self.file, WITHIN)
+
+
+@pytest.mark.parametrize("limit", [WITHIN, 0.0], ids=["waits", "kills"])
+def test_a_replaced_worker_that_closes_late_is_killed_only_after_its_time(
+    limit: float, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The next replacement waits for its end."""
+    monkeypatch.setattr("vecenv.backends.recycling.END_TIMEOUT", limit)
+    file = tmp_path / "may close"
+    with ShmemVectorEnv([partial(ClosesLate, file)] * N, num_workers=1, recycle_after=always) as venv:
+        first = venv.get_env_attr("pid")[0]
+        produced = rows(venv, by_autoreset)
+        got = until(venv, produced, 1, always)
+        if limit:
+            assert (psutil.pid_exists(first), venv.stats()["recycled"]) == (True, 1)
+            file.touch()
+        got += until(venv, produced, 2, always)
+        assert gone(first)
+        file.touch()
     assert got == undisturbed(by_autoreset, len(got))
 
 

@@ -205,7 +205,7 @@ class CommandWorker(ProcessWorker):
             self.launched = self.alive = True
         except BaseException as error:  # if the process has started, closing the channel ends it
             self.close_ends()
-            if isinstance(error, OSError):
+            if isinstance(error, (OSError, RuntimeError)):  # RuntimeError: no further thread
                 text = f"worker_command {list(self.command)} cannot be started: {error}"
                 raise WorkerDiedError(text) from error
             raise
