@@ -17,7 +17,6 @@ torch = pytest.importorskip("torch")
 from collector import ExplorationType, SyncDataCollector  # noqa: E402
 from collector.device.tensors import (  # noqa: E402
     Transfer,
-    has_float64,
     moved,
     resolve_device,
     to_device,
@@ -113,19 +112,6 @@ class TestStagedRounds:
         other = ours.to_device(second)
         np.testing.assert_array_equal(tensor.cpu().numpy(), first)
         np.testing.assert_array_equal(other.cpu().numpy(), second)
-
-
-@needs_sim
-def test_float64_arrives_as_float32_on_a_device_without_it(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    monkeypatch.setattr(SIM, "refused_dtypes", {torch.float64})
-    has_float64.cache_clear()
-    request.addfinalizer(has_float64.cache_clear)
-    ours, array = transfer(), rows(8, np.float64)
-    back = ours.to_numpy({"x": ours.to_device({"a": array})["a"] + 1})["x"]
-    np.testing.assert_array_equal(back, array.astype(np.float32) + 1)
-    assert to_device((array,), ACCELERATOR)[0].dtype == torch.float32
 
 
 @needs_cuda
