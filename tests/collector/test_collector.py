@@ -34,13 +34,12 @@ from tests.support.collector_envs import (
     pendulums,
     zeros,
 )
-from tests.support.countdown import BreaksOnce, Countdown, Stops
+from tests.support.countdown import Closes, Countdown, Stops
 from vecenv import (
     DummyVectorEnv,
     GymnasiumVectorEnv,
     ParallelVectorEnv,
     PettingZooEnv,
-    ShmemVectorEnv,
     SyncVectorEnv,
     ThreadVectorEnv,
     VectorEnvNormObs,
@@ -68,19 +67,15 @@ def from_one_stream(kind: type, venv: Any, frames: int, **options: Any) -> list[
         return by_env([collector.rollout() for _ in range(90 // frames)])
 
 
-BREAKS = [partial(BreaksOnce, 9, 1, at) for at in (2, 5, 7)]
 VENVS: dict[str, Callable[[int], Any]] = {
-    "autoreset": lambda frames: DummyVectorEnv(cartpoles(3)),
-    "workers": lambda frames: ShmemVectorEnv(cartpoles(3), num_workers=frames % 4),
+    "workers": lambda frames: ThreadVectorEnv(cartpoles(3), num_workers=frames % 4),
     "wrapper": lambda frames: VectorEnvNormObs(DummyVectorEnv(cartpoles(3))),
     "transforms": lambda frames: TransformedVectorEnv(DummyVectorEnv(cartpoles(3)), [VecNorm(), CatFrames(2, -1)]),
-    "failures": lambda frames: DummyVectorEnv(BREAKS, on_error="restart"),
 }
 """Makers of vector envs by name. The number of workers depends on the number of frames."""
 
 
 @pytest.mark.guarantee("G10.1")
-@pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
 @kinds
 @pytest.mark.parametrize("name", VENVS)
 def test_the_data_does_not_depend_on_frames_per_batch_and_workers(kind: type, name: str) -> None:
@@ -287,13 +282,6 @@ def test_agents_may_be_rows_or_rewards(kind: type) -> None:
         assert batch_of(flatten_agents(envs), None, 12, kind).frames == 12
         assert envs.is_closed
     assert batch_of([lambda: PettingZooEnv("classic/rps-v2")] * 2, None, 10, kind).reward.shape[-1] == 2
-
-
-class Closes(Countdown):
-    closed = 0
-
-    def close(self) -> None:
-        type(self).closed += 1
 
 
 @pytest.mark.parametrize("transforms", [None, [RewardSum()]])

@@ -49,13 +49,12 @@ def arrays(batch: Rollout | FlatRollout) -> dict[str, np.ndarray]:
 
 
 def by_env(batches: Iterable[Rollout | FlatRollout]) -> list[dict[str, np.ndarray]]:
-    """Return the steps of each env over all batches, without the episodes of envs that failed."""
+    """Return the steps of each env over all batches."""
     flats = [batch.flatten() for batch in batches]
     ids = np.concatenate([flat.env_ids for flat in flats])
     columns = [arrays(flat) for flat in flats]
     whole = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
-    kept = ~np.isin(whole["traj_ids"], np.concatenate([flat.broken_ids for flat in flats]))
-    return [{name: rows[kept & (ids == env)] for name, rows in whole.items()} for env in range(ids.max() + 1)]
+    return [{name: rows[ids == env] for name, rows in whole.items()} for env in range(ids.max() + 1)]
 
 
 def assert_equal(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:

@@ -215,17 +215,6 @@ def test_a_policy_acts_on_its_observations(policy: str, collector: str) -> None:
             np.testing.assert_array_equal(batch.extras[name], expected[name], err_msg=name)
 
 
-def test_a_policy_sees_each_observation_once_and_never_a_last_one() -> None:
-    seen: list[np.ndarray] = []
-
-    def watch(obs: np.ndarray) -> np.ndarray:
-        seen.append(obs.copy())
-        return zeros(obs)
-
-    batch = batch_of(DummyVectorEnv(countdowns(3, 5)), watch, 16)
-    assert sorted(map(tuple, np.concatenate(seen))) == sorted(map(tuple, batch.obs.reshape(-1, 2)))
-
-
 def draws(obs: Any) -> Any:
     return {"action": zeros(obs), "drawn": np.full(len(obs), np.random.rand() + torch.rand(1).item())}
 
