@@ -31,6 +31,7 @@ from tests.support.collector_envs import (
     cartpoles,
     countdowns,
     kinds,
+    of_countdowns,
     pendulums,
     zeros,
 )
@@ -47,14 +48,6 @@ from vecenv import (
     from_gymnasium,
 )
 from vecenv.transforms import CatFrames, RewardSum, TransformedVectorEnv, VecNorm
-
-
-def make(*lengths: int, policy: Any = zeros, steps: int = 10, **options: Any) -> SyncDataCollector:
-    """Make a collector of countdowns, with `steps` steps of each env in a batch."""
-    return SyncDataCollector(
-        DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=steps * len(lengths), **options
-    )
-
 
 # Batches. The policy draws all actions from one stream, so the data repeat only if the calls repeat.
 
@@ -188,7 +181,7 @@ def test_frames_are_rounded_up_with_a_warning(kind: Any, frames: int, total: int
 
 def test_whole_floats_are_numbers_of_steps() -> None:
     options = {"total_frames": 3e1, "max_frames_per_traj": 4.0, "init_random_frames": 1e1}
-    with make(9, 9, steps=5.0, **options) as collector:  # type: ignore[arg-type]
+    with of_countdowns(9, 9, steps=5.0, **options) as collector:  # type: ignore[arg-type]
         batches = list(collector)
     assert [batch.frames for batch in batches] == [10, 10, 10]
     assert [batch.random.all() for batch in batches] == [True, False, False]
@@ -198,7 +191,7 @@ def test_whole_floats_are_numbers_of_steps() -> None:
 @pytest.mark.parametrize("number", [None, -1, 0])
 def test_none_and_numbers_below_one_are_no_limit_and_no_random_frames(number: int | None) -> None:
     options = {"total_frames": number or None, "max_frames_per_traj": number, "init_random_frames": number}
-    with make(100, steps=5, **options) as collector:
+    with of_countdowns(100, steps=5, **options) as collector:
         batches = list(islice(collector, 20))
         assert collector, "without a length"
     assert [batch.frames for batch in batches] == [5] * 20
@@ -206,7 +199,7 @@ def test_none_and_numbers_below_one_are_no_limit_and_no_random_frames(number: in
 
 
 def test_iterators_go_on_where_others_have_stopped() -> None:
-    with make(3, steps=5, total_frames=20) as collector:
+    with of_countdowns(3, steps=5, total_frames=20) as collector:
         first, second = iter(collector), collector.iterator()
         batches = [next(first), next(second)]
         for batch in collector:
@@ -217,7 +210,7 @@ def test_iterators_go_on_where_others_have_stopped() -> None:
 
 
 def test_a_rollout_is_neither_counted_nor_processed() -> None:
-    with make(3, steps=5, total_frames=10, split_trajs=True, postproc=lambda batch: None) as collector:
+    with of_countdowns(3, steps=5, total_frames=10, split_trajs=True, postproc=lambda batch: None) as collector:
         assert collector.rollout().shape == (1, 5)
         assert (collector.frames, list(collector)) == (0, [None, None])
 
@@ -453,18 +446,18 @@ def test_postproc_gets_what_split_trajs_made_with_the_extras_that_only_it_sees()
         seen.append((batch, set(batch.extras)))
         return batch
 
-    with make(4, 100, policy=policy, steps=6, split_trajs=True, postproc=note) as collector:
+    with of_countdowns(4, 100, policy=policy, steps=6, split_trajs=True, postproc=note) as collector:
         batch = collector.next()
     assert seen == [(batch, {"_kept", "value"})]
     assert batch.shape == (3, 6)
     assert set(batch.extras) == {"value"}
-    with make(3, policy=policy, postproc=lambda batch: dict(batch.extras)) as collector:
+    with of_countdowns(3, policy=policy, postproc=lambda batch: dict(batch.extras)) as collector:
         assert collector.next().keys() == {"value"}, "the result of postproc is the batch"
 
 
 @pytest.mark.guarantee("G10.14")
 def test_return_same_td_gives_one_object_in_one_memory_but_not_in_collect() -> None:
-    with make(3, 4, return_same_td=True) as collector:
+    with of_countdowns(3, 4, return_same_td=True) as collector:
         batch = collector.next()
         rewards, starts = batch.reward, batch.obs[:, 0].tolist()
         stats = [collector.collect(n_step=20).batch for _ in range(2)]

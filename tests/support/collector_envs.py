@@ -10,10 +10,19 @@ import gymnasium
 import numpy as np
 import pytest
 
-from collector import AsyncDataCollector, FlatRollout, Rollout, SyncDataCollector
+from collector import AsyncDataCollector, EpisodeSeeds, FlatRollout, Rollout, SyncDataCollector
 from tests.support.countdown import Countdown
+from vecenv import DummyVectorEnv
 
 kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+
+
+COLLECTORS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sync": (SyncDataCollector, {}),
+    "async": (AsyncDataCollector, {}),
+    "seeded": (SyncDataCollector, {"episode_seeds": EpisodeSeeds(0)}),
+}
+"""Kinds of collectors, with their options."""
 
 
 def countdowns(*lengths: int) -> list[Callable[[], gymnasium.Env]]:
@@ -41,6 +50,13 @@ def batch_of(source: Any, policy: Any, frames: int, kind: Any = SyncDataCollecto
     """Return the first batch of a collector."""
     with kind(source, policy, frames_per_batch=frames, **options) as collector:
         return collector.rollout()
+
+
+def of_countdowns(*lengths: int, policy: Any = zeros, steps: int = 10, **options: Any) -> SyncDataCollector:
+    """Make a collector of countdowns, with `steps` steps of each env in a batch."""
+    return SyncDataCollector(
+        DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=steps * len(lengths), **options
+    )
 
 
 def arrays(batch: Rollout | FlatRollout) -> dict[str, np.ndarray]:

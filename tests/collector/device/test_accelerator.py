@@ -33,7 +33,7 @@ from collector import (
 from collector.device.tensors import has_float64
 from collector.jobs.replay import replay_episodes
 from tests.support.backends import FULL, one_of
-from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, kinds, lean
+from tests.support.collector_envs import arrays, assert_equal, cartpoles, kinds, lean
 from tests.support.countdown import BreaksOnce, Countdown, DictObs, Drives
 from tests.support.devices import ACCELERATOR, SIM, needs_accelerator, needs_sim
 from tests.support.job_envs import job
@@ -80,21 +80,6 @@ class Net(torch.nn.Module):
         rows = [leaf.flatten(1).float() for leaf in nest.leaves(obs)]
         hidden = self.body(torch.cat(rows, 1))
         return {"action": self.family(hidden), "value": hidden.sum(1)}
-
-
-class Remembers(torch.nn.Module):
-    """Recurrent policy."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = Net(categorical, 2 + 3 + 1, 3 + 3)
-
-    def initial_state(self, k: int) -> Any:
-        return {"h": torch.full((k, 3), 0.5, device=next(self.parameters()).device)}
-
-    def forward(self, obs: torch.Tensor, state: Any, env_id: torch.Tensor) -> Any:
-        hidden = self.net.body(torch.cat([obs.float() / 10, state["h"], env_id[:, None].float()], 1))
-        return {"action": categorical(hidden[:, :3]), "seen": state["h"], "state": {"h": hidden[:, 3:].tanh()}}
 
 
 class CountsInfos(torch.nn.Module):
@@ -267,7 +252,6 @@ CASES: dict[str, Callable[[str], Any]] = {
         collected, overwriting, partial(Net, categorical), stored=True, return_same_td=True, init_random_frames=20
     ),
     "forms": forms,
-    "recurrent": partial(collected, lambda: DummyVectorEnv(countdowns(2, 3, 7)), Remembers),
     "trees": partial(collected, lambda: DummyVectorEnv([Drives] * 3), partial(Net, moves, 3, 3)),
     "infos": partial(collected, with_vectors, CountsInfos, info_keys=["t"]),
     "keyed": keyed,
@@ -334,16 +318,18 @@ def test_without_float64_the_device_computes_in_float32(case: str) -> None:
 
 
 class Seeing(torch.nn.Module):
-    """`lean` on tensors, which returns what it has seen, its state, and the envs of its rows."""
+    """`lean` on tensors, which returns what it has seen, the envs of its rows, and its state, a number of steps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bound = torch.nn.Parameter(torch.zeros(()))
 
+    def initial_state(self, k: int) -> Any:
+        return {"steps": torch.full((k, 1), 5, device=self.bound.device)}
+
     def forward(self, obs: torch.Tensor, state: Any, env_id: Any) -> dict[str, Any]:
-        state = torch.zeros(len(obs), 1, device=obs.device) if state is None else state
-        action = (obs[:, 2] > self.bound).long()
-        return {"action": action, "seen": obs, "steps": state[:, 0], "id": env_id, "state": state + 1}
+        action, steps = (obs[:, 2] > self.bound).long(), state["steps"]
+        return {"action": action, "seen": obs, "steps": steps[:, 0] - 5, "id": env_id, "state": {"steps": steps + 1}}
 
 
 @pytest.mark.parametrize("kind", one_of([SyncDataCollector, AsyncDataCollector]))
