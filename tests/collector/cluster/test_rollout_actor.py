@@ -357,6 +357,8 @@ def test_random_programs(ray: LocalRay, sync: bool, seed: int) -> None:
             assert {*batch.mask.sum(1).tolist()} <= {10, 1}, "an actor that leaves makes one round"
             np.testing.assert_array_equal(batch.reward, np.where(batch.mask, batch.policy_version % 3, 0))
             assert (batch.traj_ids[~batch.mask] == -1).all()
+            assert batch.done[batch.mask.sum(1) == 1, 0].all()
+            np.testing.assert_array_equal(batch.next.obs[..., 1][batch.mask], batch.next.step_count[batch.mask])
             if not may_be_late:
                 assert batch.env_ids.tolist() == [env for actor in collector._pool.alive for env in actor.env_ids]
                 assert batch.policy_version[batch.mask].min() >= version
@@ -450,6 +452,8 @@ class TestEvaluation:
             assert (batch.obs.shape[-1], batch.action.any()) == (8, False)
             collector.update_policy_weights_()
             assert collector.evaluate(1, keep=True).batch.action.all()
+            with pytest.raises(ValueError, match="missing"):
+                collector.update_policy_weights_({})
 
     @pytest.mark.parametrize("wrap", [VectorEnvNormObs, partial(TransformedVectorEnv, transform=VecNorm())])
     def test_a_vector_env_that_has_learnt_is_not_made_again(self, wrap: Any) -> None:
