@@ -31,16 +31,16 @@ from tests.support.collector_envs import (
     cartpoles,
     countdowns,
     kinds,
+    of_countdowns,
     pendulums,
     zeros,
 )
-from tests.support.countdown import BreaksOnce, Countdown, Stops
+from tests.support.countdown import Closes, Countdown, Stops
 from vecenv import (
     DummyVectorEnv,
     GymnasiumVectorEnv,
     ParallelVectorEnv,
     PettingZooEnv,
-    ShmemVectorEnv,
     SyncVectorEnv,
     ThreadVectorEnv,
     VectorEnvNormObs,
@@ -48,14 +48,6 @@ from vecenv import (
     from_gymnasium,
 )
 from vecenv.transforms import CatFrames, RewardSum, TransformedVectorEnv, VecNorm
-
-
-def make(*lengths: int, policy: Any = zeros, steps: int = 10, **options: Any) -> SyncDataCollector:
-    """Make a collector of countdowns, with `steps` steps of each env in a batch."""
-    return SyncDataCollector(
-        DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=steps * len(lengths), **options
-    )
-
 
 # Batches. The policy draws all actions from one stream, so the data repeat only if the calls repeat.
 
@@ -68,19 +60,15 @@ def from_one_stream(kind: type, venv: Any, frames: int, **options: Any) -> list[
         return by_env([collector.rollout() for _ in range(90 // frames)])
 
 
-BREAKS = [partial(BreaksOnce, 9, 1, at) for at in (2, 5, 7)]
 VENVS: dict[str, Callable[[int], Any]] = {
-    "autoreset": lambda frames: DummyVectorEnv(cartpoles(3)),
-    "workers": lambda frames: ShmemVectorEnv(cartpoles(3), num_workers=frames % 4),
+    "workers": lambda frames: ThreadVectorEnv(cartpoles(3), num_workers=frames % 4),
     "wrapper": lambda frames: VectorEnvNormObs(DummyVectorEnv(cartpoles(3))),
     "transforms": lambda frames: TransformedVectorEnv(DummyVectorEnv(cartpoles(3)), [VecNorm(), CatFrames(2, -1)]),
-    "failures": lambda frames: DummyVectorEnv(BREAKS, on_error="restart"),
 }
 """Makers of vector envs by name. The number of workers depends on the number of frames."""
 
 
 @pytest.mark.guarantee("G10.1")
-@pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
 @kinds
 @pytest.mark.parametrize("name", VENVS)
 def test_the_data_does_not_depend_on_frames_per_batch_and_workers(kind: type, name: str) -> None:
@@ -193,7 +181,7 @@ def test_frames_are_rounded_up_with_a_warning(kind: Any, frames: int, total: int
 
 def test_whole_floats_are_numbers_of_steps() -> None:
     options = {"total_frames": 3e1, "max_frames_per_traj": 4.0, "init_random_frames": 1e1}
-    with make(9, 9, steps=5.0, **options) as collector:  # type: ignore[arg-type]
+    with of_countdowns(9, 9, steps=5.0, **options) as collector:  # type: ignore[arg-type]
         batches = list(collector)
     assert [batch.frames for batch in batches] == [10, 10, 10]
     assert [batch.random.all() for batch in batches] == [True, False, False]
@@ -203,7 +191,7 @@ def test_whole_floats_are_numbers_of_steps() -> None:
 @pytest.mark.parametrize("number", [None, -1, 0])
 def test_none_and_numbers_below_one_are_no_limit_and_no_random_frames(number: int | None) -> None:
     options = {"total_frames": number or None, "max_frames_per_traj": number, "init_random_frames": number}
-    with make(100, steps=5, **options) as collector:
+    with of_countdowns(100, steps=5, **options) as collector:
         batches = list(islice(collector, 20))
         assert collector, "without a length"
     assert [batch.frames for batch in batches] == [5] * 20
@@ -211,7 +199,7 @@ def test_none_and_numbers_below_one_are_no_limit_and_no_random_frames(number: in
 
 
 def test_iterators_go_on_where_others_have_stopped() -> None:
-    with make(3, steps=5, total_frames=20) as collector:
+    with of_countdowns(3, steps=5, total_frames=20) as collector:
         first, second = iter(collector), collector.iterator()
         batches = [next(first), next(second)]
         for batch in collector:
@@ -222,7 +210,7 @@ def test_iterators_go_on_where_others_have_stopped() -> None:
 
 
 def test_a_rollout_is_neither_counted_nor_processed() -> None:
-    with make(3, steps=5, total_frames=10, split_trajs=True, postproc=lambda batch: None) as collector:
+    with of_countdowns(3, steps=5, total_frames=10, split_trajs=True, postproc=lambda batch: None) as collector:
         assert collector.rollout().shape == (1, 5)
         assert (collector.frames, list(collector)) == (0, [None, None])
 
@@ -287,13 +275,6 @@ def test_agents_may_be_rows_or_rewards(kind: type) -> None:
         assert batch_of(flatten_agents(envs), None, 12, kind).frames == 12
         assert envs.is_closed
     assert batch_of([lambda: PettingZooEnv("classic/rps-v2")] * 2, None, 10, kind).reward.shape[-1] == 2
-
-
-class Closes(Countdown):
-    closed = 0
-
-    def close(self) -> None:
-        type(self).closed += 1
 
 
 @pytest.mark.parametrize("transforms", [None, [RewardSum()]])
@@ -465,18 +446,18 @@ def test_postproc_gets_what_split_trajs_made_with_the_extras_that_only_it_sees()
         seen.append((batch, set(batch.extras)))
         return batch
 
-    with make(4, 100, policy=policy, steps=6, split_trajs=True, postproc=note) as collector:
+    with of_countdowns(4, 100, policy=policy, steps=6, split_trajs=True, postproc=note) as collector:
         batch = collector.next()
     assert seen == [(batch, {"_kept", "value"})]
     assert batch.shape == (3, 6)
     assert set(batch.extras) == {"value"}
-    with make(3, policy=policy, postproc=lambda batch: dict(batch.extras)) as collector:
+    with of_countdowns(3, policy=policy, postproc=lambda batch: dict(batch.extras)) as collector:
         assert collector.next().keys() == {"value"}, "the result of postproc is the batch"
 
 
 @pytest.mark.guarantee("G10.14")
 def test_return_same_td_gives_one_object_in_one_memory_but_not_in_collect() -> None:
-    with make(3, 4, return_same_td=True) as collector:
+    with of_countdowns(3, 4, return_same_td=True) as collector:
         batch = collector.next()
         rewards, starts = batch.reward, batch.obs[:, 0].tolist()
         stats = [collector.collect(n_step=20).batch for _ in range(2)]

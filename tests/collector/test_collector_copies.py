@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from collector import AsyncDataCollector, EpisodeSeeds, SyncDataCollector
 from collector.batch.rollout import FlatRollout
+from tests.support.backends import one_of
 from tests.support.collector_envs import zeros
 from tests.support.memory import Memory
 from vecenv import DummyVectorEnv, ShmemVectorEnv
@@ -64,7 +65,7 @@ def hooked(collector: Any) -> Any:
     return collector.collect(n_step=ENVS * STEPS, on_step=lambda step: None).batch
 
 
-@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
+@pytest.mark.parametrize("backend", one_of([DummyVectorEnv, ShmemVectorEnv]))
 @pytest.mark.parametrize(
     ("policy", "collect", "options", "expected"),
     [

@@ -10,17 +10,10 @@ import numpy as np
 import pytest
 
 from collector import AsyncDataCollector, SyncDataCollector
-from tests.support.collector_envs import countdowns, kinds
+from tests.support.collector_envs import countdowns, kinds, of_countdowns
 from vecenv import DummyVectorEnv
 
 torch = pytest.importorskip("torch")
-
-
-def make(*lengths: int, policy: Any = None, steps: int = 10, **options: Any) -> SyncDataCollector:
-    """Make a collector of countdowns, with `steps` steps of each env in a batch."""
-    return SyncDataCollector(
-        DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=steps * len(lengths), **options
-    )
 
 
 class Constant(torch.nn.Module):
@@ -68,7 +61,7 @@ class Two(torch.nn.Module):
     ],
 )
 def test_a_device_fills_in_what_is_not_given(given: dict[str, str], found: tuple[Any, ...]) -> None:
-    with make(3, **given) as collector:
+    with of_countdowns(3, **given) as collector:
         devices = collector.storing_device, collector.policy_device, collector.env_device
         assert tuple(each and str(each) for each in devices) == found
         reward = collector.rollout().reward
@@ -78,7 +71,7 @@ def test_a_device_fills_in_what_is_not_given(given: dict[str, str], found: tuple
 def test_a_module_as_postproc_is_moved_to_the_storing_device() -> None:
     scale = Constant(1)
     scale.forward = lambda batch: batch.reward.device.type + scale.inner.value.device.type  # type: ignore[method-assign]
-    with make(3, postproc=scale, storing_device="meta") as collector:
+    with of_countdowns(3, postproc=scale, storing_device="meta") as collector:
         assert collector.next() == "metameta"
 
 
@@ -132,7 +125,7 @@ def test_the_version_of_the_policy_is_that_of_the_action() -> None:
 
 def test_weights_come_from_a_module_a_state_dict_nested_names_or_a_state() -> None:
     sources = (Constant(1), Constant(2).state_dict(), {"inner": {"value": torch.tensor(1.0)}})
-    with make(3, 4, policy=Constant(0)) as collector:
+    with of_countdowns(3, 4, policy=Constant(0)) as collector:
         for version, source in enumerate(sources, start=1):
             collector.update_policy_weights_(source)
             batch = collector.rollout()
@@ -140,14 +133,14 @@ def test_weights_come_from_a_module_a_state_dict_nested_names_or_a_state() -> No
             assert (batch.policy_version == version).all()
         state = collector.state_dict()
     policy = Constant(2)
-    with make(3, policy=policy) as collector:
+    with of_countdowns(3, policy=policy) as collector:
         collector.load_state_dict(state)
     assert policy.inner.value == 1
 
 
 def test_what_a_module_keeps_beside_its_tensors_comes_too() -> None:
     policy, source = (torch.nn.Sequential(Two(value)) for value in (0.0, 2.0))
-    with make(3, policy=policy) as collector:
+    with of_countdowns(3, policy=policy) as collector:
         for n, form in enumerate((lambda: source, source.state_dict, lambda: {"0": source[0].state_dict()})):
             source[0].seen = {"n": n}
             collector.update_policy_weights_(form())
@@ -166,7 +159,7 @@ def test_weights_that_do_not_fit_change_nothing_and_arrays_and_lists_are_weights
         ({"a": ones, "b": torch.ones(2, device="meta")}, ValueError, "'b' is on the device meta"),
         (3, TypeError, "a module, or a mapping"),
     ]
-    with make(3, policy=policy) as collector:
+    with of_countdowns(3, policy=policy) as collector:
         for source, error, message in refused:
             with pytest.raises(error, match=message):
                 collector.update_policy_weights_(source)
@@ -190,14 +183,14 @@ def test_an_update_from_the_policys_own_memory_undoes_nothing_that_a_learner_doe
         if policy.inner.value == 3:
             collector.update_policy_weights_()
 
-    with make(3, policy=policy) as collector:
+    with of_countdowns(3, policy=policy) as collector:
         collector.collect(n_step=5, on_step=learn)
         assert (policy.inner.value, collector.policy_version) == (5, 1)
 
 
 def test_what_a_learner_changes_in_place_is_an_update_of_the_next_batch() -> None:
     policy = Constant(0)
-    with make(3, policy=policy) as collector:
+    with of_countdowns(3, policy=policy) as collector:
         optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
         policy.inner.value.grad = torch.tensor(-1.0)
         for version in range(3):
@@ -210,7 +203,7 @@ def test_what_a_learner_changes_in_place_is_an_update_of_the_next_batch() -> Non
 
 def test_whole_episodes_are_collected_with_one_version() -> None:
     """Includes episodes that are longer than an internal batch."""
-    with make(150, policy=Constant(0)) as collector:
+    with of_countdowns(150, policy=Constant(0)) as collector:
         update = lambda step: collector.update_policy_weights_(Constant(1))  # noqa: E731
         batch = collector.collect(n_episode=1, on_step=update).batch
         assert (batch.frames, collector.policy_version) == (150, 150)

@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-from collector import SyncDataCollector  # noqa: E402
+from collector import AsyncDataCollector, SyncDataCollector  # noqa: E402
 from collector.device.torch_vector_env import TransformedOnDevice  # noqa: E402
-from tests.support.backends import FULL  # noqa: E402
+from tests.support.backends import FULL, one_of  # noqa: E402
 from tests.support.collector_envs import kinds  # noqa: E402
 from tests.support.devices import ACCELERATOR, ON_ACCELERATOR, needs_accelerator  # noqa: E402
 from tests.support.transform_envs import IMAGE, VECTOR, Samples  # noqa: E402
@@ -63,7 +63,7 @@ def batches(collector: Any) -> list[Any]:
     return [collector.next() for _ in range(2)]
 
 
-@kinds
+@pytest.mark.parametrize("kind", one_of([SyncDataCollector, AsyncDataCollector]))
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("device", [None, pytest.param("cpu", marks=FULL), ON_ACCELERATOR])
 def test_batches_are_those_of_a_transformed_vector_env(kind: type, chain: str, device: str | None) -> None:

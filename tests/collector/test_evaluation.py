@@ -63,18 +63,13 @@ def test_evaluation_leaves_the_training_as_it_is(kind: type, own: bool) -> None:
                         stats = collector.evaluate(5, keep=True)
                         assert stats.lens.tolist() == [7] * 5
                         assert own or (stats.batch.action == 2).all()
-                        for options in ({"exploration_type": "random"}, {"eval_env": fewer, "seed": 2}):
-                            assert len(collector.evaluate(9, **options).lens) == 9
+                        drawn = collector.evaluate(9, "random", keep=True).batch
+                        assert len(np.unique(drawn.action)) == 3
+                        assert len(collector.evaluate(9, eval_env=fewer, seed=2).lens) == 9
                     torch.manual_seed(3)
                 assert collector.frames == 90
         found.append(np.concatenate(steps, axis=1))
     np.testing.assert_array_equal(*found)
-
-
-def test_an_evaluation_takes_the_mode_or_what_its_exploration_type_says() -> None:
-    with SyncDataCollector(fns(), Policy(), frames_per_batch=30) as collector:
-        assert collector.evaluate(5).returns.tolist() == [14.0] * 5
-        assert len(np.unique(collector.evaluate(9, "random", keep=True).batch.action)) == 3
 
 
 @kinds

@@ -12,7 +12,7 @@ import pytest
 
 from collector import Rollout, StepBatch, rollout
 from tests.support.collector_envs import cartpoles, countdowns, zeros
-from tests.support.countdown import BreaksOnce, Countdown, DictObs
+from tests.support.countdown import BreaksOnce, Closes, Countdown, DictObs
 from vecenv import DummyVectorEnv, SerialEnv, SyncVectorEnv, VectorEnvNormObs
 
 FNS = countdowns(5, 3, 8)
@@ -45,13 +45,6 @@ def test_it_may_go_on_for_all_steps_or_until_all_have_ended(
     assert batch.mask.sum(1).tolist() == lengths
     assert (batch.terminated & batch.mask).sum(1).tolist() == done
     np.testing.assert_array_equal(batch.obs[..., 1][batch.mask], batch.step_count[batch.mask])
-
-
-class Closes(Countdown):
-    closed = 0
-
-    def close(self) -> None:
-        type(self).closed += 1
 
 
 @pytest.mark.parametrize("kind", [SyncVectorEnv, gym.vector.SyncVectorEnv])

@@ -24,7 +24,7 @@ from collector import (
     SyncDataCollector,
     TorchVectorEnv,
 )
-from tests.messages.rows import NOTHING, Row, Subject, arguments_of, each, rows_for
+from tests.messages.rows import NOTHING, Subject, arguments_of, each, rows_for
 from tests.support.cases import counting, playing
 from tests.support.collector_envs import batch_of, cartpoles, countdowns, lean, pendulums, zeros
 from tests.support.countdown import Countdown, DictObs, Drives
@@ -154,37 +154,30 @@ OUTPUTS = rows_for(
 )
 
 
-def returns(state: Any, *says: str, error: type[Exception] = ValueError) -> Row:
+def returns(state: Any, *says: str, error: type[Exception] = ValueError) -> tuple[Any, ...]:
     """Return a row: a recurrent policy returns the state for three observations."""
-    (row,) = rows_for(
-        NOTHING, (recurrent(lambda obs: (zeros(obs), state)), error, "the policy returned 'state'", *says)
-    )
-    return row
+    return recurrent(lambda obs: (zeros(obs), state)), error, "the policy returned 'state'", *says
 
 
-def begins(state: Any, *says: str, error: type[Exception] = ValueError) -> Row:
+def begins(state: Any, *says: str, error: type[Exception] = ValueError) -> tuple[Any, ...]:
     """Return a row: `initial_state` returns the state for three envs."""
     policy = recurrent(lambda obs: (zeros(obs), zeros(obs)), lambda k: state)
-    (row,) = rows_for(NOTHING, (policy, error, "initial_state returned 'state'", *says))
-    return row
+    return policy, error, "initial_state returned 'state'", *says
 
 
-def changes(first: Any, then: Any, *says: str) -> Row:
+def changes(first: Any, then: Any, *says: str) -> tuple[Any, ...]:
     """Return a row: the state of a policy is `first` and then `then`."""
     policy = recurrent(lambda obs: (zeros(obs), then), lambda k: first)
-    (row,) = rows_for(NOTHING, (policy, TypeError, "the policy returned 'state' as", *says))
-    return row
+    return policy, TypeError, "the policy returned 'state' as", *says
 
 
 NO_STATE = "a dict with 'action' and 'state', "
 INT, FLOAT = "dtype('int64')", "dtype('float64')"
-STATES = [
-    *rows_for(
-        NOTHING,
-        (collects(unpacks), TypeError, "cannot unpack", "initial_state(k) that returns the state of k rows"),
-        (recurrent(zeros), TypeError, NO_STATE, "got ndarray"),
-        (recurrent(lambda obs: {"action": zeros(obs)}), TypeError, NO_STATE, "got dict"),
-    ),
+STATES = rows_for(
+    NOTHING,
+    (collects(unpacks), TypeError, "cannot unpack", "initial_state(k) that returns the state of k rows"),
+    (recurrent(zeros), TypeError, NO_STATE, "got ndarray"),
+    (recurrent(lambda obs: {"action": zeros(obs)}), TypeError, NO_STATE, "got dict"),
     returns(np.zeros((7, 2)), "of shape (7, 2) for 3 observations"),
     returns(np.zeros((4, 3, 8)), "must be 3: torch's recurrent layers have the rows second, so transpose(0, 1)"),
     returns(3, "as int; it must be an", error=TypeError),
@@ -194,7 +187,7 @@ STATES = [
     changes(torch.zeros(3).long(), torch.full((3,), 0.5), "torch.float32) ", " after ((), torch.int64) before"),
     changes(np.zeros((3, 3)), np.arange(3.0), "((), ", " after ((3,)"),
     changes({"a": np.zeros(3)}, {"a": np.ones(3), "b": np.ones(3)}, ", 'b': ", "} (shape of a row, dtype) after {'a'"),
-]
+)
 
 
 def drives(action: Any, error: type[Exception], *says: str, fns: Any = None) -> tuple[Any, ...]:

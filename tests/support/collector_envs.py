@@ -10,10 +10,19 @@ import gymnasium
 import numpy as np
 import pytest
 
-from collector import AsyncDataCollector, FlatRollout, Rollout, SyncDataCollector
+from collector import AsyncDataCollector, EpisodeSeeds, FlatRollout, Rollout, SyncDataCollector
 from tests.support.countdown import Countdown
+from vecenv import DummyVectorEnv
 
 kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+
+
+COLLECTORS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sync": (SyncDataCollector, {}),
+    "async": (AsyncDataCollector, {}),
+    "seeded": (SyncDataCollector, {"episode_seeds": EpisodeSeeds(0)}),
+}
+"""Kinds of collectors, with their options."""
 
 
 def countdowns(*lengths: int) -> list[Callable[[], gymnasium.Env]]:
@@ -43,19 +52,25 @@ def batch_of(source: Any, policy: Any, frames: int, kind: Any = SyncDataCollecto
         return collector.rollout()
 
 
+def of_countdowns(*lengths: int, policy: Any = zeros, steps: int = 10, **options: Any) -> SyncDataCollector:
+    """Make a collector of countdowns, with `steps` steps of each env in a batch."""
+    return SyncDataCollector(
+        DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=steps * len(lengths), **options
+    )
+
+
 def arrays(batch: Rollout | FlatRollout) -> dict[str, np.ndarray]:
     names = ("obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count")
     return {name: getattr(batch, name) for name in names} | {"next_obs": batch.next.obs}
 
 
 def by_env(batches: Iterable[Rollout | FlatRollout]) -> list[dict[str, np.ndarray]]:
-    """Return the steps of each env over all batches, without the episodes of envs that failed."""
+    """Return the steps of each env over all batches."""
     flats = [batch.flatten() for batch in batches]
     ids = np.concatenate([flat.env_ids for flat in flats])
     columns = [arrays(flat) for flat in flats]
     whole = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
-    kept = ~np.isin(whole["traj_ids"], np.concatenate([flat.broken_ids for flat in flats]))
-    return [{name: rows[kept & (ids == env)] for name, rows in whole.items()} for env in range(ids.max() + 1)]
+    return [{name: rows[ids == env] for name, rows in whole.items()} for env in range(ids.max() + 1)]
 
 
 def assert_equal(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:

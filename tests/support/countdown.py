@@ -49,6 +49,15 @@ class Stops(Countdown):
         raise StopIteration("the env stopped")
 
 
+class Closes(Countdown):
+    """Countdown that counts the closed envs of its class."""
+
+    closed = 0
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
 class PaysTwo(gymnasium.RewardWrapper):
     def reward(self, reward: Any) -> Any:
         return np.array([1.0, 2.0])

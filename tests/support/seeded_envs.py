@@ -63,25 +63,6 @@ class Masked(gymnasium.Env):
         return obs, 0.0, self._steps == 9, False, info
 
 
-class Treed(gymnasium.Env):
-    """Env with a tree of actions. It observes its last action."""
-
-    action_space = spaces.Dict(
-        {"move": spaces.Box(-1, 1, (2,)), "hands": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2)))}
-    )
-    observation_space = spaces.Box(-1, 2, (5,))
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self._steps = 0
-        return np.zeros(5, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        assert action in self.action_space
-        self._steps += 1
-        obs = np.concatenate([action["move"], [action["hands"][0]], action["hands"][1]])
-        return obs.astype(np.float32), 0.0, self._steps == 3, False, {}
-
-
 class Told(gymnasium.Env):
     """Env with infos that repeat the observation as `code` and allow one action, as `action_mask`. Other actions are
     errors.

@@ -14,7 +14,7 @@ import pytest
 from collector import MultiStep, Rollout, SyncDataCollector
 from tests.support.backends import FULL
 from tests.support.cases import counting, skip_unless_torch_indexes
-from tests.support.collector_envs import batch_of, countdowns, kinds, pendulums
+from tests.support.collector_envs import batch_of, countdowns, pendulums
 from tests.support.countdown import Countdown, DictObs
 from vecenv import DummyVectorEnv
 
@@ -121,43 +121,6 @@ class TestTensordicts:
             expected = batch.reward if len(shape) == 3 else batch.reward[..., None]
             assert (str(found.dtype), batch.reward.dtype) == ("torch.float32", np.float64)
             np.testing.assert_array_equal(found, expected.astype(np.float32))
-
-
-# MultiStep.
-
-
-def loop(flat: Any, n: int, gamma: float) -> Any:
-    """For each row: (sum of rewards, row of the last step)."""
-    for row in range(flat.frames):
-        total, last = flat.reward[row], row
-        for k in range(1, n):
-            if row + k >= flat.frames or flat.traj_ids[row + k] != flat.traj_ids[row]:
-                break
-            total, last = total + gamma**k * flat.reward[row + k], row + k
-        yield total, last
-
-
-@pytest.mark.parametrize("device", [None, "cpu"])
-@pytest.mark.parametrize("n", [1, 3, 50])
-@kinds
-def test_multi_step_joins_the_steps_of_an_episode_as_a_loop_does(kind: Any, n: int, device: Any) -> None:
-    options = {"frames_per_batch": 33, "backend": "dummy", "storing_device": device}
-    with kind(counting(3, length=4), postproc=lambda batch: (batch, MultiStep(n, 0.9)(batch)), **options) as collector:
-        for _ in range(2):
-            batch, joined = collector.next()
-            assert isinstance(joined.reward, torch.Tensor if device else np.ndarray)
-            flat = batch.flatten()
-            rewards, last = zip(*loop(flat, n, 0.9), strict=True)
-            last = np.array(last)
-            np.testing.assert_allclose(joined.reward, rewards, atol=1e-6)
-            assert np.array_equal(joined.obs, flat.obs)
-            assert np.array_equal(joined.action, flat.action)
-            assert np.array_equal(joined.next.obs, flat.next.obs[last])
-            assert np.array_equal(joined.terminated, flat.terminated[last])
-            assert np.array_equal(joined.truncated, flat.truncated[last])
-            assert np.array_equal(joined.extras["steps"], last - np.arange(len(last)) + 1)
-            np.testing.assert_allclose(joined.extras["discount"], 0.9 ** joined.extras["steps"], atol=1e-6)
-            assert np.array_equal(joined.extras["original_reward"], flat.reward)
 
 
 @pytest.mark.parametrize("case", ["no episode ends", "episodes end", "split"])

@@ -22,7 +22,7 @@ from collector import (
     SyncDataCollector,
 )
 from tests.support.backends import FULL
-from tests.support.collector_envs import zeros
+from tests.support.collector_envs import arrays, zeros
 from vecenv import DummyVectorEnv
 
 GAMMA, LAMBDA, RIGHT = 0.9, 0.95, 10.0
@@ -163,14 +163,33 @@ def test_a_step_before_a_row_without_a_step_is_done() -> None:
     assert batch.mask[0].tolist() == [True] * 5 + [False]
 
 
+def joined_by_loop(flat: FlatRollout, n: int) -> Any:
+    """For each row: (sum of rewards, row of the last step)."""
+    for row in range(flat.frames):
+        total, last = flat.reward[row], row
+        while last + 1 < min(row + n, flat.frames) and flat.traj_ids[last + 1] == flat.traj_ids[row]:
+            last += 1
+            total = total + GAMMA ** (last - row) * flat.reward[last]
+        yield total, last
+
+
 @every_source
 @every_flag
-def test_each_target_of_several_steps_is_right(source: str, flag: str) -> None:
+@pytest.mark.parametrize("n", [1, 3, 50])
+def test_multi_step_joins_the_steps_of_an_episode_as_a_loop_does(source: str, flag: str, n: int) -> None:
     for batch in collected(source, flag):
-        for n in (1, 3, 50):
-            steps = MultiStep(n, GAMMA)(batch)
-            targets = steps.reward + steps.extras["discount"] * ~steps.terminated * right(steps.next.obs)
-            np.testing.assert_allclose(targets, RIGHT, err_msg=f"{n} steps")
+        flat = batch.flatten()
+        rewards, last = map(np.array, zip(*joined_by_loop(flat, n), strict=True))
+        steps = last - np.arange(flat.frames) + 1
+        added = {"steps": steps, "steps_to_next_obs": steps, "discount": GAMMA**steps, "original_reward": flat.reward}
+        expected = arrays(flat) | flat.extras | added
+        expected |= {name: expected[name][last] for name in ("terminated", "truncated", "next_obs")}
+        expected["reward"] = rewards
+        for given in (batch, batch.to("cpu")):
+            joined = MultiStep(n, GAMMA)(given)
+            assert type(joined.reward) is type(given.reward)
+            for name, column in (arrays(joined) | joined.extras).items():
+                np.testing.assert_allclose(column, expected[name], err_msg=name)
 
 
 @pytest.mark.slow

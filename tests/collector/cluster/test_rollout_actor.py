@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -142,12 +141,6 @@ def assert_same(batch: Rollout, expected: Rollout) -> None:
         np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name), err_msg=name)
 
 
-def assert_accounted(collector: RayCollector, *batches: Rollout) -> None:
-    stats = collector.stats()
-    assert stats.requested == stats.delivered + stats.lost + stats.discarded + stats.in_flight
-    assert stats.delivered == sum(batch.frames for batch in batches)
-
-
 class TestBatches:
     @pytest.mark.guarantee("G10.16", "G10.18")
     @pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
@@ -281,18 +274,6 @@ class TestBatches:
             assert collector.state_dict()["policy_state_dict"] == {"value": 1}
         assert policy.value == 0
 
-    def test_what_is_in_flight_is_bounded_and_discarded_by_reset_and_set_seed(self) -> None:
-        options = {"num_actors": 3, "frames_per_batch": 10, "sync": False}
-        with RayCollector(countdowns(3, 5), **options) as collector:
-            batches = [collector.next()]
-            assert collector.stats().in_flight == 3 * 2 * 10
-            for discard in (collector.reset, partial(collector.set_seed, 3)):
-                discard()
-                batches.append(collector.next())
-                assert (batches[-1].step_count[:, 0] == 0).all()
-            assert collector.stats().discarded == 2 * 3 * 2 * 10
-            assert_accounted(collector, *batches)
-
     @pytest.mark.parametrize(("store", "bounds"), [(1e9, {"max_bytes_in_flight": 1}), (3000, {})])
     def test_their_bytes_are_bounded_by_default_to_a_quarter_of_the_object_store(
         self, store: float, bounds: Any, ray: LocalRay
@@ -316,18 +297,77 @@ class TellsLate(Countdown):
         return obs, reward, terminated, truncated, {"left": 7 if self.length < 4 else 7.5} if terminated else {}
 
 
-def test_a_rollout_that_comes_late_is_in_a_later_batch_and_counts_among_the_random_frames(ray: LocalRay) -> None:
-    options = {"num_actors": 2, "frames_per_batch": 40, "straggler_timeout": 0.001}
-    with RayCollector(cartpoles(2), lean, init_random_frames=40, **options) as collector:
-        ray.late = {1}
-        batches = [collector.next()]
-        assert (batches[0].env_ids.tolist(), batches[0].frames, collector.stats().in_flight) == ([0, 1], 20, 20)
-        ray.late = set()
-        while sum(batch.frames for batch in batches) < 200:
-            batches.append(collector.next())
-        assert any(2 in batch.env_ids and 3 in batch.traj_ids for batch in batches)
-        assert sum(int(batch.random.sum()) for batch in batches) == 40
-        assert_accounted(collector, *batches)
+class Steps:
+    """Oracle of the steps of 6 envs: they follow each other over all batches, until an episode ends or is broken."""
+
+    def __init__(self) -> None:
+        self.latest, self.following, self.unfinished = [-1] * 6, [0] * 6, set[int]()
+
+    def check(self, batch: Rollout) -> None:
+        broken = {*batch.broken_ids.tolist()}
+        for row, env in enumerate(batch.env_ids.tolist()):
+            columns = (batch.traj_ids, batch.obs[..., 1], batch.terminated)
+            for traj, step, over in zip(*(column[row][batch.mask[row]].tolist() for column in columns), strict=True):
+                if step == 0 and (self.following[env] == 0 or self.latest[env] in broken):
+                    assert traj > self.latest[env]
+                    assert traj % 6 == env, "ids are unique among all envs"
+                else:
+                    assert (traj, step) == (self.latest[env], self.following[env])
+                self.latest[env], self.following[env] = traj, 0 if over else step + 1
+                (self.unfinished.discard if over else self.unfinished.add)(traj)
+        assert broken <= self.unfinished
+        self.following = [0 if traj in broken else step for traj, step in zip(self.latest, self.following, strict=True)]
+
+
+@pytest.mark.guarantee("G10.6")
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("sync", [True, False])
+def test_random_programs(ray: LocalRay, sync: bool, seed: int) -> None:
+    """Actors are lost, leave their hosts, or answer late. Meanwhile a learner updates the weights."""
+    rng, answer, steps = np.random.default_rng(seed), ("restart", "drop")[seed % 2], Steps()
+    options = {"sync": sync, "frames_per_batch": 60 if sync else 20, "actors": ActorConfig(on_worker_failure=answer)}
+    options["straggler_timeout"] = 0.001 if sync and seed < 3 else None
+    may_be_late, policy, lost, moved, delivered = not sync or seed < 3, Constant(), 0, 0, 0
+
+    def learn() -> None:
+        collector.update_policy_weights_({"value": torch.full((1,), (collector.policy_version + 1) % 3)})
+
+    with RayCollector(countdowns(3, 7), policy, num_actors=3, **options) as collector:
+        for _ in range(20):
+            ray.late, ray.first, ray.when_called = set(), int(rng.integers(3)), lambda: None
+            alive = [actor.index for actor in collector._pool.alive if actor.index not in ray.dead]
+            victim, event = int(rng.choice(alive)), rng.choice(["", "lost", "leaves", "late", "learn", "reset"])
+            if event == "lost" and len(alive) > 1:
+                ray.dead.add(victim)
+                lost += 1
+            elif event == "leaves" and answer == "restart":
+                collector._pool.actors[victim].handle.actor._interruptor.stop_collection()
+            elif event == "late" and may_be_late and len(alive) > 1:
+                ray.late = {victim}
+            elif event == "learn":
+                learn()
+                ray.when_called = rng.choice([learn, lambda: None])
+            elif event == "reset":
+                rng.choice([collector.reset, partial(collector.set_seed, seed)])()
+                steps.following = [0] * 6
+            version, batch = collector.policy_version, collector.next()
+            steps.check(batch)
+            assert {*batch.mask.sum(1).tolist()} <= {10, 1}, "an actor that leaves makes one round"
+            np.testing.assert_array_equal(batch.reward, np.where(batch.mask, batch.policy_version % 3, 0))
+            assert (batch.traj_ids[~batch.mask] == -1).all()
+            assert batch.done[batch.mask.sum(1) == 1, 0].all()
+            np.testing.assert_array_equal(batch.next.obs[..., 1][batch.mask], batch.next.step_count[batch.mask])
+            if not may_be_late:
+                assert batch.env_ids.tolist() == [env for actor in collector._pool.alive for env in actor.env_ids]
+                assert batch.policy_version[batch.mask].min() >= version
+            stats, delivered = collector.stats(), delivered + batch.frames
+            assert stats.requested == delivered + stats.lost + stats.discarded + stats.in_flight
+            assert stats.in_flight <= (60 if sync else 2 * 60)
+            assert stats.weight_puts <= collector.policy_version
+            assert [failure.answer for failure in stats.failures] == [answer] * (lost - len(ray.dead))
+            moved += np.count_nonzero(batch.mask.sum(1) == 1) // 2
+            assert stats.restarts == moved + (len(stats.failures) if answer == "restart" else 0)
+    assert (policy.value == 0).all(), "the object of the driver is unchanged"
 
 
 def test_random_frames_are_those_of_all_actors_together() -> None:
@@ -343,62 +383,18 @@ class TestFailures:
         options = {"num_actors": 3, "frames_per_batch": 60, "actors": ActorConfig(**config)}
         return RayCollector(countdowns(99, 99), Constant(), **options)
 
-    def test_a_batch_lacks_the_rows_of_an_actor_that_is_dropped(self, ray: LocalRay) -> None:
+    def test_the_last_actor_is_not_dropped(self, ray: LocalRay) -> None:
         with self.collector(on_worker_failure="drop") as collector:
-            batches = [collector.next()]
             ray.dead = {1}
-            batches += [collector.next(), collector.next()]
-            assert (batches[1].env_ids.tolist(), batches[1].shape) == ([0, 1, 4, 5], (4, 10))
-            np.testing.assert_array_equal(batches[1].obs, batches[0].obs[[0, 1, 4, 5]] + np.array([0, 10]))
-            assert [batch.broken_ids.tolist() for batch in batches] == [[], [2, 3], []]
+            collector.next()
             assert [each.state for each in collector.stats().actors] == ["waits", "dropped", "waits"]
             assert (collector.stats().lost, collector.stats().failures[0].answer) == (20, "drop")
-            assert_accounted(collector, *batches)
             ray.dead = {0, 2}
             with pytest.raises(WorkerDiedError, match=r"actor 2 .*; envs 4 to 5\) died during its rollout") as caught:
                 collector.next()
             assert "it was the last actor; the others were dropped before" in caught.value.__notes__
             with pytest.raises(RuntimeError, match="shut down"):
                 collector.next()
-
-    def test_a_batch_waits_for_a_restarted_actor_which_gets_the_newest_weights(self, ray: LocalRay) -> None:
-        with self.collector() as collector:
-            collector.update_policy_weights_({"value": torch.ones(1)})
-            first = collector.next()
-            ray.dead = {0}
-            batch = collector.next()
-            assert batch.env_ids.tolist() == [*range(6)]
-            assert ((batch.reward == 1) & (batch.policy_version == 1)).all()
-            assert batch.broken_ids.tolist() == [0, 1]
-            assert batch.traj_ids[:, 0].tolist() == [6, 7, 2, 3, 4, 5]
-            assert (collector.stats().weight_puts, collector.stats().restarts) == (1, 1)
-            assert_accounted(collector, first, batch)
-
-    @pytest.mark.guarantee("G10.6")
-    @pytest.mark.parametrize("sync", [True, False])
-    def test_a_rollout_that_ends_early_is_delivered_and_its_actor_moves(self, ray: LocalRay, sync: bool) -> None:
-        """As when Ray announces the end of the host, here after the first batch."""
-        with RayCollector(countdowns(99, 99), Constant(), num_actors=2, frames_per_batch=40, sync=sync) as collector:
-            ray.first = 1
-            batches = [collector.next()]
-            old = collector._pool.actors[1].handle
-            old.actor._interruptor.stop_collection()
-            batches.append(early := collector.next())
-            rows = early.env_ids >= 2
-            assert early.mask[rows].sum(1).tolist() == [1, 1], "one round"
-            assert early.mask[~rows].all()
-            assert not early.reward[~early.mask].any()
-            assert (early.traj_ids[~early.mask] == -1).all()
-            assert np.argwhere(early.done).tolist() == [[row, 0] for row in np.flatnonzero(rows)]
-            assert early.next.obs[rows, 0, 1].tolist() == [early.obs[rows, 0, 1][0] + 1] * 2
-            assert early.broken_ids.tolist() == [2, 3]
-            while len(batches) < 6:
-                batches.append(collector.next())
-            assert min(batch.traj_ids[batch.env_ids >= 2].min() for batch in batches[2:]) >= 6, "new episodes"
-            assert all(batch.mask.all() for batch in batches[2:])
-            assert collector._pool.actors[1].handle is not old
-            assert (collector.stats().restarts, collector.stats().failures) == (1, ())
-            assert_accounted(collector, *batches)
 
     def test_an_actor_that_dies_again_and_again_is_raised(self, ray: LocalRay) -> None:
         with self.collector(max_restarts=2) as collector:
@@ -432,35 +428,6 @@ class TestFailures:
         assert caught.value.env_ids == (4, 5)
 
 
-@pytest.mark.parametrize("sync", [True, False])
-def test_a_version_is_that_of_the_weights_that_were_sent_and_the_drivers_policy_stays(
-    ray: LocalRay, sync: bool
-) -> None:
-    """The learner updates the policy in a second thread while rollouts are requested."""
-    policy = Constant()
-    with RayCollector(countdowns(99), policy, num_actors=2, frames_per_batch=20, sync=sync) as collector:
-
-        def learn() -> None:
-            new = {"value": torch.tensor([float(collector.policy_version + 1) % 3])}
-            learner = threading.Thread(target=collector.update_policy_weights_, args=(new,))
-            learner.start()
-            learner.join()
-
-        ray.when_called, versions = learn, set()
-        for _ in range(6):
-            batch = collector.next()
-            np.testing.assert_array_equal(batch.reward, batch.policy_version % 3)
-            versions |= set(np.unique(batch.policy_version).tolist())
-        assert len(versions) > 2
-        assert collector.stats().weight_puts <= collector.policy_version
-        ray.when_called = lambda: None
-        assert (policy.value == 0).all()
-        collector.update_policy_weights_()
-        assert collector.state_dict()["policy_state_dict"]["value"] == 0
-        with pytest.raises(ValueError, match="missing"):
-            collector.update_policy_weights_({})
-
-
 class TestEvaluation:
     """Evaluation in the driver's process."""
 
@@ -484,6 +451,8 @@ class TestEvaluation:
             assert (batch.obs.shape[-1], batch.action.any()) == (8, False)
             collector.update_policy_weights_()
             assert collector.evaluate(1, keep=True).batch.action.all()
+            with pytest.raises(ValueError, match="missing"):
+                collector.update_policy_weights_({})
 
     @pytest.mark.parametrize("wrap", [VectorEnvNormObs, partial(TransformedVectorEnv, transform=VecNorm())])
     def test_a_vector_env_that_has_learnt_is_not_made_again(self, wrap: Any) -> None:

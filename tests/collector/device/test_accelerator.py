@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from collector import (
 )
 from collector.jobs.replay import replay_episodes
 from tests.support.backends import FULL, one_of
-from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, kinds, lean
+from tests.support.collector_envs import arrays, assert_equal, cartpoles, kinds, lean
 from tests.support.countdown import BreaksOnce, Countdown, DictObs, Drives
 from tests.support.devices import ACCELERATOR, SIM, needs_accelerator, needs_sim
 from tests.support.job_envs import job
@@ -81,21 +81,6 @@ class Net(torch.nn.Module):
         return {"action": self.family(hidden), "value": hidden.sum(1)}
 
 
-class Remembers(torch.nn.Module):
-    """Recurrent policy."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = Net(categorical, 2 + 3 + 1, 3 + 3)
-
-    def initial_state(self, k: int) -> Any:
-        return {"h": torch.full((k, 3), 0.5, device=next(self.parameters()).device)}
-
-    def forward(self, obs: torch.Tensor, state: Any, env_id: torch.Tensor) -> Any:
-        hidden = self.net.body(torch.cat([obs.float() / 10, state["h"], env_id[:, None].float()], 1))
-        return {"action": categorical(hidden[:, :3]), "seen": state["h"], "state": {"h": hidden[:, 3:].tanh()}}
-
-
 class CountsInfos(torch.nn.Module):
     def forward(self, obs: torch.Tensor, t: Any) -> torch.Tensor:
         t = torch.zeros(len(obs), device=obs.device) if t is None else t
@@ -132,8 +117,9 @@ def collected(
     return *map(columns, batches), tuple(host((each.obs, each.action, each.reward)) for each in episodes)
 
 
-def in_workers() -> Any:
-    return ShmemVectorEnv(cartpoles(3), copy=False, num_workers=1)
+def overwriting() -> Any:
+    """Return a vector env that writes the results of a step over those of the step before."""
+    return DummyVectorEnv(cartpoles(3), copy=False)
 
 
 def with_dicts() -> Any:
@@ -212,16 +198,12 @@ def weights(kind: str, device: str) -> Any:
         return *map(columns, batches), columns(stats.batch), host(state)
 
 
-CHAINS = {
-    "statistics": lambda: [CatFrames(2, -1), VecNorm(decay=0.9), TimeLimit(3)],
-    "sums": lambda: [RewardSum()],
-    "doubles": lambda: [DTypeCast("float32", "float64"), Flatten(), DoubleToFloat(), VecNorm(), ActionScaling()],
-}
+DOUBLES = [DTypeCast("float32", "float64"), Flatten(), DoubleToFloat(), VecNorm(), ActionScaling()]
 
 
-def vector_env(chain: str, device: str) -> Any:
-    inner = ShmemVectorEnv([partial(Samples, VECTOR, length) for length in (4, 5)], copy=False, num_workers=1)
-    with TorchVectorEnv(inner, device, reward_dtype=torch.float64, transforms=CHAINS[chain]()) as venv:
+def vector_env(transforms: Callable[[], Any], device: str) -> Any:
+    inner = DummyVectorEnv([partial(Samples, VECTOR, length) for length in (4, 5)], copy=False)
+    with TorchVectorEnv(inner, device, reward_dtype=torch.float64, transforms=transforms()) as venv:
         seen = [nest.map(np.copy, host(venv.reset(seed=1)[0]))]
         for i in range(12):
             action = torch.full((2, 2), float(i), device=device)
@@ -255,11 +237,11 @@ def read(step: Any) -> dict[str, Any]:
     return {"read": step.reward + step.action.sum(1) + step.obs.sum(1) + step.next_obs.sum(1)}
 
 
-def simulator(final: str, device: str, kind: str = "sync", **options: Any) -> Any:
+def simulator(final: str, device: str, kind: str = "sync", transforms: Any = lambda: None, **options: Any) -> Any:
     """Return batches of a simulator, whose observations, rewards and flags are on the device."""
     venv = from_gymnasium(Simulator(torch, final=final, device=device), tensors=True, has_final_obs=final != "lost")
-    policy = Net(torch.tanh, 6 if "transforms" in options else 3, 2)
-    options |= {"info_keys": ["speed"], "device": device}
+    options |= {"info_keys": ["speed"], "device": device, "transforms": transforms()}
+    policy = Net(torch.tanh, 6 if options["transforms"] else 3, 2)
     with KINDS[kind](venv, policy, frames_per_batch=40, **options) as collector:
         batches = [collector.next(), collector.next(), collector.collect(8, on_step=read).batch, collector.next()]
         assert {batch.obs.device.type for batch in batches} == {device}
@@ -267,38 +249,41 @@ def simulator(final: str, device: str, kind: str = "sync", **options: Any) -> An
 
 
 CASES: dict[str, Callable[[str], Any]] = {
-    "async": partial(collected, in_workers, partial(Net, categorical), kind="async"),
+    "async": partial(collected, overwriting, partial(Net, categorical), kind="async"),
     "stored, random frames": partial(
-        collected, in_workers, partial(Net, categorical), stored=True, return_same_td=True, init_random_frames=20
+        collected, overwriting, partial(Net, categorical), stored=True, return_same_td=True, init_random_frames=20
     ),
     "forms": forms,
-    "recurrent": partial(collected, lambda: DummyVectorEnv(countdowns(2, 3, 7)), Remembers),
     "trees": partial(collected, lambda: DummyVectorEnv([Drives] * 3), partial(Net, moves, 3, 3)),
     "infos": partial(collected, with_vectors, CountsInfos, info_keys=["t"]),
     "keyed": keyed,
     "weights": partial(weights, "sync"),
-    "vector env": partial(vector_env, "statistics"),
+    "vector env": partial(vector_env, lambda: [CatFrames(2, -1), VecNorm(decay=0.9), TimeLimit(3)]),
+    "vector env, sums": partial(vector_env, RewardSum),
     "simulator": partial(simulator, "masked", init_random_frames=60, return_same_td=True),
     "simulator, lost": partial(simulator, "lost"),
-}
-MORE: dict[str, Callable[[str], Any]] = {
     "stored, async": partial(
         collected, with_dicts, partial(Net, categorical, 4, 3), kind="async", stored=True, init_random_frames=20
     ),
     "failures": with_failures,
     "weights, async": partial(weights, "async"),
-    "vector env, sums": partial(vector_env, "sums"),
-    "vector env, doubles": partial(vector_env, "doubles"),
+    "vector env, doubles": partial(vector_env, lambda: [each.clone() for each in DOUBLES]),
     "rollout": rolled_out,
-    "simulator, transforms": lambda device: simulator(
-        "old", device, transforms=[CatFrames(2, -1), VecNorm()], split_trajs=True
+    "simulator, transforms": partial(
+        simulator, "old", transforms=lambda: [CatFrames(2, -1), VecNorm()], split_trajs=True
     ),
     "simulator, async": partial(simulator, "next", kind="async", init_random_frames=60),
 }
 
 
-def in_full(*cases: str) -> list[Any]:
-    return [pytest.param(case, marks=FULL) for case in cases]
+MORE = "stored, async", "failures", "weights, async", "rollout", "vector env, sums", "vector env, doubles"
+MORE += "simulator, transforms", "simulator, async"
+"""Cases of the full tier."""
+
+
+def cases(names: Iterable[str], in_full: Container[str]) -> Any:
+    marked = [pytest.param(name, marks=FULL) if name in in_full else name for name in names]
+    return pytest.mark.parametrize("case", marked)
 
 
 def on_both(case: str) -> tuple[Any, Any]:
@@ -306,12 +291,12 @@ def on_both(case: str) -> tuple[Any, Any]:
     found = []
     for device in ("sim", "cpu"):
         torch.manual_seed(0)
-        found.append({**CASES, **MORE}[case](device))
+        found.append(CASES[case](device))
     return found[0], found[1]
 
 
 @needs_sim
-@pytest.mark.parametrize("case", [*CASES, *in_full(*MORE)])
+@cases(CASES, in_full=MORE)
 def test_the_data_is_that_of_the_cpu(case: str) -> None:
     assert_same(*on_both(case))
 
@@ -329,23 +314,25 @@ def no_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @needs_sim
 @pytest.mark.usefixtures("no_float64")
-@pytest.mark.parametrize("case", ["keyed", "vector env", "vector env, doubles", *in_full("forms", "simulator")])
+@cases(["keyed", "vector env", "vector env, doubles", "forms", "simulator"], in_full=["forms", "simulator"])
 def test_without_float64_the_device_computes_in_float32(case: str) -> None:
     narrow, wide = on_both(case)
     assert_same(narrow, wide, tolerance=1e-5)
 
 
 class Seeing(torch.nn.Module):
-    """`lean` on tensors, which returns what it has seen, its state, and the envs of its rows."""
+    """`lean` on tensors, which returns what it has seen, the envs of its rows, and its state, a number of steps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bound = torch.nn.Parameter(torch.zeros(()))
 
+    def initial_state(self, k: int) -> Any:
+        return {"steps": torch.full((k, 1), 5, device=self.bound.device)}
+
     def forward(self, obs: torch.Tensor, state: Any, env_id: Any) -> dict[str, Any]:
-        state = torch.zeros(len(obs), 1, device=obs.device) if state is None else state
-        action = (obs[:, 2] > self.bound).long()
-        return {"action": action, "seen": obs, "steps": state[:, 0], "id": env_id, "state": state + 1}
+        action, steps = (obs[:, 2] > self.bound).long(), state["steps"]
+        return {"action": action, "seen": obs, "steps": steps[:, 0] - 5, "id": env_id, "state": {"steps": steps + 1}}
 
 
 @pytest.mark.parametrize("kind", one_of([SyncDataCollector, AsyncDataCollector]))
@@ -355,7 +342,8 @@ def test_the_data_of_an_accelerator_is_that_of_a_policy_on_arrays(kind: Any) -> 
     found = []
     for policy, options in ((lean, {}), (Seeing(), {}), (Seeing(), {"storing_device": ACCELERATOR})):
         options |= {"frames_per_batch": 30} | ({} if policy is lean else {"policy_device": ACCELERATOR})
-        batches, _ = course(kind(in_workers(), policy, **options))
+        venv = ShmemVectorEnv(cartpoles(3), copy=False, num_workers=1)
+        batches, _ = course(kind(venv, policy, **options))
         found.append([batch.flatten() for batch in batches])
     for plain, batch, stored in zip(*found, strict=True):
         for name, column in arrays(stored).items():

@@ -34,7 +34,7 @@ from tests.support.devices import (  # noqa: E402
     needs_sim,
 )
 from tests.support.faulty import Counter  # noqa: E402
-from vecenv import DummyVectorEnv, ShmemVectorEnv, nest  # noqa: E402
+from vecenv import DummyVectorEnv, ShmemVectorEnv  # noqa: E402
 
 DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64, np.bool_]
 
@@ -112,19 +112,6 @@ class TestStagedRounds:
         other = ours.to_device(second)
         np.testing.assert_array_equal(tensor.cpu().numpy(), first)
         np.testing.assert_array_equal(other.cpu().numpy(), second)
-
-
-@needs_sim
-def test_float64_arrives_as_float32_on_a_device_without_it(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    monkeypatch.setattr(SIM, "refused_dtypes", {torch.float64})
-    nest.has_float64.cache_clear()
-    request.addfinalizer(nest.has_float64.cache_clear)
-    ours, array = transfer(), rows(8, np.float64)
-    back = ours.to_numpy({"x": ours.to_device({"a": array})["a"] + 1})["x"]
-    np.testing.assert_array_equal(back, array.astype(np.float32) + 1)
-    assert to_device((array,), ACCELERATOR)[0].dtype == torch.float32
 
 
 @needs_cuda

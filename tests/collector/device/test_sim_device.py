@@ -19,39 +19,6 @@ from vecenv import DummyVectorEnv, from_gymnasium
 from vecenv.transforms import CatFrames, GrayScale, Resize, RewardSum, StepCounter, ToTensorImage, VecNorm
 
 
-def pinned(value: float) -> torch.Tensor:
-    return torch.empty(3, pin_memory=True).fill_(value)
-
-
-@needs_sim
-def test_a_copy_reads_pinned_memory_when_it_runs_and_other_memory_at_once() -> None:
-    early, late = torch.full((3,), 1.0), pinned(1.0)
-    copies = early.to("sim", non_blocking=True), late.to("sim", non_blocking=True)
-    early.fill_(2.0), late.fill_(2.0)
-    assert [each.cpu().tolist() for each in copies] == [[1.0] * 3, [2.0] * 3]
-    with_wait = late.to("sim")
-    late.fill_(3.0)
-    assert with_wait.tolist() == [2.0] * 3
-
-
-@needs_sim
-def test_a_result_is_on_the_host_after_its_event_and_not_before() -> None:
-    target, tensor = pinned(0.0), torch.ones(3, device="sim") + 1
-    target.copy_(tensor, non_blocking=True)
-    event = torch.sim.Event()
-    event.record()
-    assert target.isnan().all()
-    event.synchronize()
-    assert target.tolist() == [2.0] * 3
-
-
-@needs_sim
-def test_streams_do_not_wait_for_each_other() -> None:
-    with torch.sim.stream(torch.sim.Stream()):
-        tensor = torch.ones(3, device="sim") * 2
-    assert (tensor + 1).isnan().all()
-
-
 @needs_sim
 def test_the_host_reads_tensors_only_through_copies() -> None:
     tensor = torch.ones(3, device="sim")

@@ -51,7 +51,7 @@ class TestSameAsArrays:
                 later.append((got, want))
 
         fns = counting(3, form="dict")
-        with ShmemVectorEnv(fns, copy=False) as inner, DummyVectorEnv(fns) as plain:
+        with ShmemVectorEnv(fns, copy=False, num_workers=1) as inner, DummyVectorEnv(fns) as plain:
             venv = TorchVectorEnv(inner, device, reward_dtype=torch.float64)
             other = venv.to(device)
             compare(venv.reset(seed=5), plain.reset(seed=5))

@@ -5,6 +5,7 @@ tests/fuzz compares such episodes with a loop by hand: random actions, policies 
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import subprocess
@@ -29,7 +30,8 @@ from collector import (
     episode_seed,
 )
 from tests.support.collector_envs import cartpoles, countdowns, pendulums, zeros
-from tests.support.seeded_envs import Failing, Treed
+from tests.support.countdown import MOVE, Drives
+from tests.support.seeded_envs import Failing
 from vecenv import DummyVectorEnv, ShmemVectorEnv, nest
 
 SEED = 3
@@ -264,11 +266,11 @@ def test_parameters_whose_changes_torch_does_not_count_are_compared(make: Any, k
 
 
 def test_actions_in_trees_are_the_samples_of_the_seeded_space() -> None:
-    found = play(SyncDataCollector([Treed] * 2, frames_per_batch=8, episode_seeds=EpisodeSeeds(1, range(5))))
-    space = Treed.action_space
+    found = play(SyncDataCollector([Drives] * 2, frames_per_batch=8, episode_seeds=EpisodeSeeds(1, range(5))))
+    space = copy.deepcopy(MOVE)
     assert found.keys() == set(range(5))
     for number, episode in found.items():
         space.seed(action_seed(1, number))
-        wanted = nest.stack([space.sample() for _ in range(3)])
+        wanted = nest.stack([space.sample() for _ in range(5)])
         for one, other in zip(nest.leaves(episode.action), nest.leaves(wanted), strict=True):
             np.testing.assert_array_equal(one, other)

@@ -9,17 +9,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from collector import AsyncDataCollector, EpisodeSeeds, SyncDataCollector, rollout
-from tests.support.collector_envs import batch_of, kinds
+from collector import SyncDataCollector, rollout
+from tests.support.collector_envs import COLLECTORS, batch_of, kinds
 from tests.support.countdown import MOVE, Drives
 from tests.support.texts import Acts, Echo, said
 from vecenv import DummyVectorEnv, nest
 
-COLLECTORS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "sync": (SyncDataCollector, {}),
-    "async": (AsyncDataCollector, {}),
-    "seeded": (SyncDataCollector, {"episode_seeds": EpisodeSeeds(1)}),
-}
 collectors = pytest.mark.parametrize("name", COLLECTORS)
 
 # Trees.

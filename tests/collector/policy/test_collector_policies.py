@@ -13,15 +13,13 @@ import pytest
 from gymnasium import spaces
 
 from collector import (
-    AsyncDataCollector,
-    EpisodeSeeds,
     ExplorationType,
     MLPPolicy,
     SyncDataCollector,
     set_exploration_type,
 )
 from tests.support.backends import FULL
-from tests.support.collector_envs import batch_of, cartpoles, countdowns, kinds, pendulums, zeros
+from tests.support.collector_envs import COLLECTORS, batch_of, cartpoles, countdowns, kinds, pendulums, zeros
 from tests.support.countdown import Countdown, DictObs
 from vecenv import DummyVectorEnv
 
@@ -182,11 +180,6 @@ POLICIES: dict[str, tuple[Callable[[int], Any], Callable[[], Any], dict[str, Any
 }
 WITH_EXTRAS = {"dict", "tuple", "env_id", "entries", "function of tensors", "arrays of tensors", "gradients"}
 WITH_EXTRAS |= {name for name in POLICIES if name.startswith("recurrent")}
-COLLECTORS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "sync": (SyncDataCollector, {}),
-    "async": (AsyncDataCollector, {}),
-    "seeded": (SyncDataCollector, {"episode_seeds": EpisodeSeeds(0)}),
-}
 
 
 @pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")  # torch's advice to upgrade Python
@@ -213,17 +206,6 @@ def test_a_policy_acts_on_its_observations(policy: str, collector: str) -> None:
         assert len(names) == (policy in WITH_EXTRAS)
         for name in names:
             np.testing.assert_array_equal(batch.extras[name], expected[name], err_msg=name)
-
-
-def test_a_policy_sees_each_observation_once_and_never_a_last_one() -> None:
-    seen: list[np.ndarray] = []
-
-    def watch(obs: np.ndarray) -> np.ndarray:
-        seen.append(obs.copy())
-        return zeros(obs)
-
-    batch = batch_of(DummyVectorEnv(countdowns(3, 5)), watch, 16)
-    assert sorted(map(tuple, np.concatenate(seen))) == sorted(map(tuple, batch.obs.reshape(-1, 2)))
 
 
 def draws(obs: Any) -> Any:

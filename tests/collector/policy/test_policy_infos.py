@@ -5,7 +5,6 @@ The env raises an error for an action that its latest info does not allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from collector import AsyncDataCollector, SyncDataCollector, rollout
+from collector import SyncDataCollector, rollout
 from tests.support.backends import FULL, RAY
-from tests.support.collector_envs import kinds
-from tests.support.seeded_envs import Failing, Told
+from tests.support.seeded_envs import Told
 from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv
 
 KEYS = ("code", "action_mask", "first")
@@ -46,27 +44,6 @@ class OnTensors(torch.nn.Module):
 POLICIES: dict[str, Any] = {"keys": by_key, "info": by_info, "tensors": OnTensors()}
 
 
-def batches(kind: Any, venv: Any, policy: Any, **options: Any) -> list[Any]:
-    with kind(venv, policy, frames_per_batch=24, info_keys=KEYS, **options) as collector:
-        return [collector.next() for _ in range(4)]
-
-
-def episodes(venv: Any, policy: Any) -> list[Any]:
-    with SyncDataCollector(venv, policy, frames_per_batch=24, info_keys=KEYS) as collector:
-        venv.reset()
-        collector.evaluate(3, eval_env=venv, seed=3)
-        return [collector.collect(n_episode=7).batch]
-
-
-LOOPS: dict[str, Callable[[Any, Any], list[Any]]] = {
-    "sync": partial(batches, SyncDataCollector, max_frames_per_traj=5),
-    "few seeds": partial(batches, SyncDataCollector, episode_seeds=[(number, number) for number in range(14)]),
-    "async, some": partial(batches, AsyncDataCollector, init_random_frames=24),
-    "episodes": episodes,
-}
-"""Loops whose policy gets infos. tests/fuzz compares policies that act by infos with a loop by hand."""
-
-
 @pytest.mark.parametrize(
     ("policy", "backend"),
     [
@@ -75,24 +52,16 @@ LOOPS: dict[str, Callable[[Any, Any], list[Any]]] = {
         pytest.param("keys", RayVectorEnv, marks=RAY),
     ],
 )
-@pytest.mark.parametrize("loop", LOOPS)
-def test_the_policy_gets_the_infos_of_the_observations_on_which_it_acts(loop: str, policy: str, backend: Any) -> None:
-    options = {"wait_num": 2} if loop == "async, some" else {}
-    with backend([partial(Told, steps) for steps in (4, 6, 9)], **options) as venv:
-        found = LOOPS[loop](venv, POLICIES[policy])
-    for batch in found:  # an extra is the info after the action
-        mask = getattr(batch, "mask", np.ones(batch.reward.shape, bool))
-        np.testing.assert_array_equal(batch.extras["code"][mask], batch.next.obs[mask])
-
-
-@pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
-@kinds
-def test_the_info_of_an_env_that_was_restarted_counts(kind: Any, tmp_path: Any) -> None:
-    fns = [partial(Failing, {None}, tmp_path, partial(Told, 9))] * 3  # without a seed, and once
-    with kind(DummyVectorEnv(fns, on_error="restart"), by_key, frames_per_batch=24, info_keys=KEYS) as collector:
-        for _ in range(6):
-            collector.next()
-        assert collector.stats().broken_episodes == 1
+def test_the_policy_gets_the_infos_of_the_observations_on_which_it_acts(policy: str, backend: Any) -> None:
+    """tests/fuzz plays policies of arrays that act by infos in each loop, and after failures."""
+    options = {"frames_per_batch": 24, "max_frames_per_traj": 5, "info_keys": KEYS}
+    with (
+        backend([partial(Told, steps) for steps in (4, 6, 9)]) as venv,
+        SyncDataCollector(venv, POLICIES[policy], **options) as collector,
+    ):
+        collector.evaluate(3, eval_env=venv, seed=3)
+        for batch in (collector.next(), collector.next(), collector.collect(n_episode=7).batch):
+            np.testing.assert_array_equal(batch.extras["code"], batch.next.obs, "an extra is the info after the action")
 
 
 class Late(Told):
