@@ -25,13 +25,15 @@ from collector import (
     load_job,
     make_head,
     run_job,
+    save_statistics,
 )
 from tests.messages.rows import NOTHING, Row, Subject, arguments_of, each, rows_for
 from tests.support.command_line import command
 from tests.support.job_envs import HERE, job
 from tests.support.simulators import Simulator
-from tests.support.stored import ACTION, OBS, episode, head, text_episode, write, write_one
+from tests.support.stored import ACTION, OBS, episode, files, head, text_episode, write, write_one
 from vecenv import from_gymnasium, nest
+from vecenv.transforms import VecNorm
 
 
 @contextmanager
@@ -54,6 +56,7 @@ def _writer(**columns: Any) -> Iterator[StoreWriter]:
 
 
 def _goes_on(writer: StoreWriter, **columns: Any) -> None:
+    assert len(Dataset(writer.folder)) == 0, "nothing is committed yet"
     writer.add(episode(7, **columns))
     writer.end()
     assert Dataset(writer.folder).numbers.tolist() == [1, 7]
@@ -99,6 +102,10 @@ EPISODES = rows_for(
     (adds_numbers(1), DatasetError, "episode numbers [1] would occur twice in"),
     (adds_numbers(6, 8, 8), DatasetError, "episode numbers [8] would occur twice in"),
     (call("commit", state="x" * 2**26), DatasetError, "failures and state have"),
+    # Lines that readers would refuse.
+    (each((-1, 2**53, 2.5, np.int64(3)), lambda writer, end: writer.end(episodes=end)), (ValueError, TypeError), ""),
+    (call("commit", failed={"env": -1}), ValueError, "Expected `int` >= 0"),
+    (call("commit", state="\ud800"), ValueError, "truncated"),
 )
 
 
@@ -161,20 +168,33 @@ def _stored() -> Iterator[Path]:
 
 
 def _is_as_before(folder: Path) -> None:
-    assert Dataset(folder).numbers.tolist() == [*range(6)]
+    assert files(folder) == files(write(folder.parent / "same"))
 
 
+OTHERS = "holiday.png", "videos/holiday.mp4", "tensorboard/events", "statistics.json"
 OTHER = make_head(OBS, ACTION, job={"env": "Numbers-v0", "seed": 1})
 
 
-def occupied(folder: Path, name: str) -> None:
-    """Overwrite a folder with a file that is not a data set's."""
+def occupied(folder: Path, name: str, overwrite: bool = True) -> None:
+    """Write into a folder with a file that is not a data set's."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("")
-    StoreWriter(folder, head(), overwrite=True)
+    before = files(folder)
+    try:
+        StoreWriter(folder, head(), overwrite=overwrite)
+    finally:
+        assert files(folder) == before
+        (folder / name).unlink()
 
 
 def takes(folder: Path, ids: Any) -> None:
     Dataset(folder).take(ids)
+
+
+def exports_to(folder: Path, name: str) -> None:
+    """Export to a place in a data set, also by a link."""
+    (folder.parent / "link").symlink_to(folder)
+    export(folder, "parquet", folder.parent / name)
 
 
 def exported(folder: Path, to: str, **options: Any) -> None:
@@ -189,8 +209,14 @@ def records_without_ends(folder: Path) -> None:
     RecordEpisodes(from_gymnasium(Simulator(np), has_final_obs=False), folder / "a")
 
 
-def resumed(folder: Path) -> None:
-    StoreWriter(folder, OTHER, resume=True)
+def resumed(head: Any) -> Callable[[Path], object]:
+    return lambda folder: StoreWriter(folder, head, resume=True)
+
+
+def inside(folder: Path) -> None:
+    """Write into a link to a data set."""
+    (folder.parent / "link").symlink_to(folder)
+    StoreWriter(folder.parent / "link/deep/b", head())
 
 
 FOLDERS = [
@@ -198,8 +224,10 @@ FOLDERS = [
         Subject(_stored, _is_as_before),
         (lambda a: StoreWriter(a, head()), DatasetError, "already holds 6 episodes of Numbers-v0: continue it"),
         (partial(occupied, name="thesis.tex"), DatasetError, "thesis.tex is not a file of a data set"),
-        (lambda a: StoreWriter(a / "b", head()), DatasetError, "b is inside of the data set", "choose another place"),
-        (resumed, DatasetError, "begun with other settings (job.seed was 0, and is 1)"),
+        (inside, DatasetError, "b is inside of the data set", "choose another place"),
+        (resumed(OTHER), DatasetError, "begun with other settings (job.seed was 0, and is 1)"),
+        (resumed(make_head(OBS, OBS, job=OTHER["job"])), DatasetError, "action_space was ", ", and is "),
+        (resumed(make_head(OBS, ACTION)), DatasetError, "job.env was 'Numbers-v0', and is None"),
         (lambda a: Dataset(a)[6], IndexError, "range object index out of range"),
         (partial(takes, ids=[23]), IndexError, "the number of transitions (23)"),
         (each(([], np.ones(23, np.bool_), [0.5], 3, [[3]]), takes), IndexError, "one or more integer indices of"),
@@ -209,6 +237,7 @@ FOLDERS = [
         (lambda a: Dataset(a).as_torch("batches").set_epoch(-1), ValueError, "epoch must be at least 0, got -1"),
         (partial(exported, to="zarr"), ValueError, "to must be one of parquet, lerobot, minari, d3rlpy"),
         (lambda a: export(Dataset(a)[:0], "parquet", a / "b"), DatasetError, "slice has no episodes"),
+        (each(("a/out", "a/deep/out", "link/out"), exports_to), DatasetError, "is inside of the data set"),
         (partial(exported, to="minari", algorithm_name=5), TypeError, "texts as metadata", "'algorithm_name': 5"),
         (lambda a: ends("check", a, a), CommandFailed, "a is not an export"),
     ),
@@ -220,7 +249,9 @@ FOLDERS = [
         (lambda it: StoreWriter(it / "a", make_head(notes="x" * 2**24)), DatasetError, "cannot be written: it has"),
         (lambda it: StoreWriter(None, head()), TypeError, "expected str, bytes or os.PathLike object, not NoneType"),  # type: ignore[arg-type]
         (records_without_ends, ValueError, "has_final_obs=False"),
-        (partial(occupied, name="holiday.png"), DatasetError, "has no data set to overwrite"),
+        (each(OTHERS, occupied), DatasetError, "has no data set to overwrite, but it has "),
+        # The file would be taken for the statistics of the new data set.
+        (partial(occupied, name="statistics.json", overwrite=False), DatasetError, "holds files of an earlier job"),
     ),
 ]
 
@@ -398,6 +429,20 @@ def below_a_file(folder: Path) -> None:
     run_job(job(), folder / "file/x")
 
 
+def freezes(content: str | None, *says: str, call: str = "VecNorm") -> tuple[Any, ...]:
+    """Return a row: a job whose transform is frozen by a file with this content makes no folder."""
+
+    def run(it: Path) -> None:
+        if content is not None:
+            (it / "stats.json").write_text(content)
+        try:
+            run_job(job(transforms=({"call": call, "frozen": str(it / "stats.json")},)), it / "a")
+        finally:
+            assert not (it / "a").exists()
+
+    return run, JobError, *says
+
+
 AUTO = {"cluster": "auto"}
 INVENTORY = "leave 'items' out with the wrapper", "FilterObservation, filter_keys=['image', 'mission']"
 RUNS = rows_for(
@@ -411,6 +456,14 @@ RUNS = rows_for(
     runs("cluster_actors must be an integer of at least 1, got 1.5", options={**AUTO, "cluster_actors": 1.5}),
     runs("are for a cluster", "(--cluster auto)", options={"cluster_actors": 2}),
     (below_a_file, DatasetError, "cannot write to", "Not a directory; choose another"),
+    freezes('{"mean": 1.0}', "StepCounter cannot be frozen: it has no statistics; remove `frozen`", call="StepCounter"),
+    freezes("{", "stats.json cannot be read: "),
+    freezes(None, "stats.json cannot be read: No such file or directory"),
+    freezes("[1, 2]", "stats.json has no statistics; write the file with collector.save_statistics"),
+    freezes("{}", "stats.json has no statistics"),
+    freezes('{"envs": [{"0.VecNorms": {}}]}', "not of one VecNorm; write the file with collector.save_statistics"),
+    freezes('{"mean": 1.0}', "stats.json does not fit VecNorm: ", "expected {'obser", "got {'mean': ()}"),
+    (lambda it: save_statistics(VecNorm(), it / "none.json"), ValueError, "has no statistics to save"),
 )
 
 
