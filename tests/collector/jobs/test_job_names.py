@@ -57,18 +57,6 @@ QUICK: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("env", "CartPole-v1\nthis:X-v0", {}),
 )
 MORE: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("transform", "gymnasium.envs.registration:importlib.import_module", {"name": MODULE}),
-    ("transform", "gymnasium.envs.registration:load_env_creator", {"name": f"{MODULE}:x"}),
-    ("env", "vecenv:make_vec", {"id": OTHER, "num_envs": 1}),
-    ("env", "vecenv:GymEnv", {"env_name": OTHER}),
-    ("env", "GymV26Environment-v0", {"env_id": OTHER}),
-    ("env", "GymV21Environment", {"env_id": OTHER}),
-    ("transform", "functools:partial", {"path": "CANARY"}),
-    ("policy", "builtins:eval", {}),
-    ("transform", "builtins:open", {"file": "CANARY", "mode": "w"}),
-    ("transform", "runpy:run_module", {"mod_name": MODULE}),
-    ("env", "this:X-v0", {}),
-    ("wrapper", f"{MODULE}:Wrapper", {}),
     ("env", f"ale_py:{MODULE}:X-v0", {}),
     ("env", f"ALE/{MODULE}:X-v0", {}),
     ("env", f"ale_py:ALE/{MODULE}:X-v0", {}),
