@@ -50,7 +50,7 @@ def dict_episode(number: int, /) -> Any:
     return episode(number, obs=tree_episode(number).obs)
 
 
-PICTURES = (84, 84), (84, 84, 1), (84, 84, 3), (84, 84, 4), (3, 64, 64)
+PICTURES = (3, 64, 64), (84, 84), (84, 84, 1), (84, 84, 3), (84, 84, 4)
 
 
 def pictured_episode(number: int, /, **changes: Any) -> Any:

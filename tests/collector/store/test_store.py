@@ -147,7 +147,15 @@ def test_random_batches_have_each_transition_once_a_pass(compress: bool, tmp_pat
     assert [batch.step.tolist() for batch in data.batches(16, seed=2, passes=2)] != steps
 
 
-@pytest.mark.parametrize("make", [episode, text_episode])
+def worded_episode(number: int, /) -> Any:
+    """Return an episode that observes texts."""
+    return episode(number, obs=nest.object_array([f"{number} {step}" for step in range(LENGTHS[number % 6] + 1)]))
+
+
+SPACES[worded_episode] = None, None
+
+
+@pytest.mark.parametrize("make", [episode, worded_episode])
 @compressed
 def test_a_pass_is_a_permutation_of_windows_of_shards(make: Any, compress: bool, tmp_path: Path) -> None:
     """A window counts texts as they are in memory."""
@@ -302,7 +310,7 @@ class Writing:
         """The next writer removes what a killed writer has left, and continues without its uncommitted episodes."""
         self.writer.close()
         for name in ("000777", "000778.partial"):
-            (self.folder / "shards" / name).mkdir()
+            (self.folder / "shards" / name).mkdir(parents=True, exist_ok=True)
             (self.folder / "shards" / name / "obs.npy").touch()
         with open(self.folder / "manifest.jsonl", "ab") as file:
             file.write(b'{"line": "sha')
