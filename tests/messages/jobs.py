@@ -100,7 +100,7 @@ EPISODES = rows_for(
     (adds_numbers(6, 8, 8), DatasetError, "episode numbers [8] would occur twice in"),
     (call("commit", state="x" * 2**26), DatasetError, "failures and state have"),
     # Lines that readers would refuse.
-    (each((-1, 2**53, 2.5, np.int64(3)), lambda writer, end: writer.end(episodes=end)), (ValueError, TypeError), ""),
+    (each((-1, 2**53, 2.5, np.int64(3)), lambda writer, end: writer.end(episodes=end)), (ValueError, TypeError), "int"),
     (call("commit", failed={"env": -1}), ValueError, "Expected `int` >= 0"),
     (call("commit", state="\ud800"), ValueError, "truncated"),
 )
