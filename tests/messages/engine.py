@@ -18,7 +18,6 @@ from tests.support.agent_envs import Herd, Relay
 from tests.support.cases import LocalWorker, Plays, Records, counting, playing
 from tests.support.shared_envs import counted
 from vecenv import (
-    AECVectorEnv,
     AsyncVectorEnv,
     BaseVectorEnv,
     DummyVectorEnv,
@@ -152,7 +151,6 @@ CONSTRUCTORS = [
         ([ThreadVectorEnv, "spare_envs"], TypeError, "it needs worker processes: use ShmemVectorEnv"),
         ([AsyncVectorEnv, "seed_episode"], TypeError, "AsyncVectorEnv has no", "did you mean 'seed_episodes'?"),
         ([ParallelVectorEnv, "num_worker"], TypeError, "ParallelVectorEnv has no", "did you mean 'num_workers'?"),
-        ([AECVectorEnv, "auto_reset"], TypeError, "AECVectorEnv has no", "did you mean 'autoreset_mode'?"),
     ),
     *rows_for(
         NOTHING,

@@ -153,7 +153,6 @@ GYMNASIUM_ARGUMENTS = arguments_of(
     ({"observation_mode": (1, 2)}, TypeError, "to be Spaces, got <class 'int'> and <class 'int'>"),
     ({"final_info_format": "tuple"}, ValueError, "final_info_format must be"),
     ({"final_info_format": "list"}, ValueError, "pass autoreset_mode=AutoresetMode.SAME_STEP with it"),
-    ({"unknown": 1}, TypeError, "AsyncVectorEnv has no argument 'unknown'"),
 )
 SB3_ARGUMENTS = arguments_of(
     partial(DummyVecEnv, NEVER),

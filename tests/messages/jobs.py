@@ -25,13 +25,15 @@ from collector import (
     load_job,
     make_head,
     run_job,
+    save_statistics,
 )
 from tests.messages.rows import NOTHING, Row, Subject, arguments_of, each, rows_for
 from tests.support.command_line import command
 from tests.support.job_envs import HERE, job
 from tests.support.simulators import Simulator
-from tests.support.stored import ACTION, OBS, episode, head, text_episode, write, write_one
+from tests.support.stored import ACTION, OBS, episode, files, head, text_episode, write, write_one
 from vecenv import from_gymnasium, nest
+from vecenv.transforms import VecNorm
 
 
 @contextmanager
@@ -54,6 +56,7 @@ def _writer(**columns: Any) -> Iterator[StoreWriter]:
 
 
 def _goes_on(writer: StoreWriter, **columns: Any) -> None:
+    assert len(Dataset(writer.folder)) == 0, "nothing is committed yet"
     writer.add(episode(7, **columns))
     writer.end()
     assert Dataset(writer.folder).numbers.tolist() == [1, 7]
@@ -80,7 +83,6 @@ EPISODES = rows_for(
     adds("episode 2 of env 2 are finite, but their sum is not", reward=np.array([1e308, 1e308, -1e308])),
     adds("has [3] observations and [3] actions; expected an action per step", obs=np.zeros((3, 3), np.float32)),
     adds("obs holds Python objects such as None; only numbers and texts can be", obs=np.array([None] * 4)),
-    adds("obs holds Python objects such as b'd'", obs=np.array(["a", "b", "c", b"d"], object)),
     adds("obs is object; only", "one text per step, can be stored", obs=np.array([["a"]] * 4, object)),
     adds(r"obs has the text '\ud800', which UTF-8 cannot express", obs=TEXTS),
     adds("reward holds Python objects; only numbers", reward=np.array(["1", "2", "3"])),
@@ -91,14 +93,16 @@ EPISODES = rows_for(
     adds("only whole episodes", truncated=np.ones(3, np.bool_)),
     adds("truncated has the shape (3, 1)", truncated=np.ones((3, 1), np.bool_)),
     adds("an episode has the env_id -1, expected at least 0", env_id=-1),
-    adds("an episode has the seed -5, expected at least -1", seed=-5),
     adds("a number or seed of 64 bits or more", seed=2**64),
-    adds("an env_id of 32 bits or more", env_id=2**40),
     adds("its number must be below", number=2**53),
     (each(("number", "seed", "env_id"), no_number), TypeError, "VALUE must be a whole number, got 1.5"),
     (adds_numbers(1), DatasetError, "episode numbers [1] would occur twice in"),
     (adds_numbers(6, 8, 8), DatasetError, "episode numbers [8] would occur twice in"),
     (call("commit", state="x" * 2**26), DatasetError, "failures and state have"),
+    # Lines that readers would refuse.
+    (each((-1, 2**53, 2.5, np.int64(3)), lambda writer, end: writer.end(episodes=end)), (ValueError, TypeError), "int"),
+    (call("commit", failed={"env": -1}), ValueError, "Expected `int` >= 0"),
+    (call("commit", state="\ud800"), ValueError, "truncated"),
 )
 
 
@@ -122,9 +126,7 @@ def infos(first: tuple[Any, ...], then: tuple[Any, ...], *says: str) -> Row:
 
 EPISODES += [
     infos((1, None, 2), (0.5, 1, 1), "'x' is 0.5 (float64 ()), but the data set has int64 ()"),
-    infos(("a", None, "b"), (1, 2, 3), "'x' is 1 (int64 ()), but the data set has text"),
     infos((1, 2, 3), ("c", "d", "d"), "'x' is 'c' (text), but the data set has int64"),
-    infos((np.zeros(2),) * 3, (np.zeros(3),) * 3, "(float64 (3,)), but the data set has float64 (2,)"),
     infos((1, 2, 3), (), ONE_KIND),
     *rows_for(
         Subject(_empty),
@@ -132,7 +134,6 @@ EPISODES += [
         adds("do not fit the action space of the data set: action is <i4, expected <i8", action=np.zeros(3, np.int32)),
         adds("entries of 'x',", "name its entries instead, as in ('x.y',)", **_infos(*[{"y": 1}] * 3)),
         adds("numbers of one shape, or texts; leave out this key", **_infos(np.zeros(2), np.zeros(3), 1)),
-        adds("entries of 'x', such as 'a', are not numbers", **_infos("a", 1, 2)),
         adds("no info of the first episodes that ended has 'x'; leave this key out", **_infos(*[None] * 3)),
         (call("end", episodes=3), DatasetError, "has no episodes, so it cannot end with 3"),
     ),
@@ -161,20 +162,33 @@ def _stored() -> Iterator[Path]:
 
 
 def _is_as_before(folder: Path) -> None:
-    assert Dataset(folder).numbers.tolist() == [*range(6)]
+    assert files(folder) == files(write(folder.parent / "same"))
 
 
+OTHERS = "holiday.png", "videos/holiday.mp4", "tensorboard/events", "statistics.json"
 OTHER = make_head(OBS, ACTION, job={"env": "Numbers-v0", "seed": 1})
 
 
-def occupied(folder: Path, name: str) -> None:
-    """Overwrite a folder with a file that is not a data set's."""
+def occupied(folder: Path, name: str, overwrite: bool = True) -> None:
+    """Write into a folder with a file that is not a data set's."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("")
-    StoreWriter(folder, head(), overwrite=True)
+    before = files(folder)
+    try:
+        StoreWriter(folder, head(), overwrite=overwrite)
+    finally:
+        assert files(folder) == before
+        (folder / name).unlink()
 
 
 def takes(folder: Path, ids: Any) -> None:
     Dataset(folder).take(ids)
+
+
+def exports_to(folder: Path, name: str) -> None:
+    """Export to a place in a data set, also by a link."""
+    (folder.parent / "link").symlink_to(folder)
+    export(folder, "parquet", folder.parent / name)
 
 
 def exported(folder: Path, to: str, **options: Any) -> None:
@@ -189,8 +203,14 @@ def records_without_ends(folder: Path) -> None:
     RecordEpisodes(from_gymnasium(Simulator(np), has_final_obs=False), folder / "a")
 
 
-def resumed(folder: Path) -> None:
-    StoreWriter(folder, OTHER, resume=True)
+def resumed(head: Any) -> Callable[[Path], object]:
+    return lambda folder: StoreWriter(folder, head, resume=True)
+
+
+def inside(folder: Path) -> None:
+    """Write into a link to a data set."""
+    (folder.parent / "link").symlink_to(folder)
+    StoreWriter(folder.parent / "link/deep/b", head())
 
 
 FOLDERS = [
@@ -198,8 +218,10 @@ FOLDERS = [
         Subject(_stored, _is_as_before),
         (lambda a: StoreWriter(a, head()), DatasetError, "already holds 6 episodes of Numbers-v0: continue it"),
         (partial(occupied, name="thesis.tex"), DatasetError, "thesis.tex is not a file of a data set"),
-        (lambda a: StoreWriter(a / "b", head()), DatasetError, "b is inside of the data set", "choose another place"),
-        (resumed, DatasetError, "begun with other settings (job.seed was 0, and is 1)"),
+        (inside, DatasetError, "b is inside of the data set", "choose another place"),
+        (resumed(OTHER), DatasetError, "begun with other settings (job.seed was 0, and is 1)"),
+        (resumed(make_head(OBS, OBS, job=OTHER["job"])), DatasetError, "action_space was ", ", and is "),
+        (resumed(make_head(OBS, ACTION)), DatasetError, "job.env was 'Numbers-v0', and is None"),
         (lambda a: Dataset(a)[6], IndexError, "range object index out of range"),
         (partial(takes, ids=[23]), IndexError, "the number of transitions (23)"),
         (each(([], np.ones(23, np.bool_), [0.5], 3, [[3]]), takes), IndexError, "one or more integer indices of"),
@@ -209,6 +231,7 @@ FOLDERS = [
         (lambda a: Dataset(a).as_torch("batches").set_epoch(-1), ValueError, "epoch must be at least 0, got -1"),
         (partial(exported, to="zarr"), ValueError, "to must be one of parquet, lerobot, minari, d3rlpy"),
         (lambda a: export(Dataset(a)[:0], "parquet", a / "b"), DatasetError, "slice has no episodes"),
+        (each(("a/out", "a/deep/out", "link/out"), exports_to), DatasetError, "is inside of the data set"),
         (partial(exported, to="minari", algorithm_name=5), TypeError, "texts as metadata", "'algorithm_name': 5"),
         (lambda a: ends("check", a, a), CommandFailed, "a is not an export"),
     ),
@@ -220,7 +243,9 @@ FOLDERS = [
         (lambda it: StoreWriter(it / "a", make_head(notes="x" * 2**24)), DatasetError, "cannot be written: it has"),
         (lambda it: StoreWriter(None, head()), TypeError, "expected str, bytes or os.PathLike object, not NoneType"),  # type: ignore[arg-type]
         (records_without_ends, ValueError, "has_final_obs=False"),
-        (partial(occupied, name="holiday.png"), DatasetError, "has no data set to overwrite"),
+        (each(OTHERS, occupied), DatasetError, "has no data set to overwrite, but it has "),
+        # The file would be taken for the statistics of the new data set.
+        (partial(occupied, name="statistics.json", overwrite=False), DatasetError, "holds files of an earlier job"),
     ),
 ]
 
@@ -299,7 +324,6 @@ def of_file(line: str, *says: str, name: str = "cartpole.toml") -> tuple[Any, ..
 FILES = rows_for(
     IN_FOLDER,
     of_file("episods = 3", "a job has no 'episods'; did you mean 'episodes'?"),
-    of_file("colour = 3", "a job has no 'colour'; it has env, episodes, steps, "),
     of_file("num_workers = 'two'", "num_workers: Expected `int | null`, got `str`: 'two'"),
     of_file("retries = -1", "retries: Expected `int` >= 0, got -1"),
     of_file("transforms = {call = 'A', kwargs = {a = 2026-01-01}}", "kwargs of A.a: datetime.date(2026, 1, 1) (date)"),
@@ -310,7 +334,6 @@ FILES = rows_for(
     of_file("num_workers = 1", "num_workers: the dummy backend has no workers; use backend = "),
     of_file("step_timeout = 1.5", "step_timeout: the dummy backend cannot end an env that hangs; use backend = "),
     of_file("recycle_after = 9", "recycle_after: memory that an env leaks is only free after the end of its process"),
-    of_file("recycle_after = 0", "a number of episodes per env (recycle_after=1000), the memory of a worker with its"),
     of_file("recycle_after = '2'", '(recycle_after="2 GiB"), or a function that takes a worker and returns a bool'),
     of_file("spare_envs = 1", "spare_envs: the dummy backend has no worker processes; use backend = "),
     of_file("shard_seconds = inf", "shard_seconds: Expected `float` <= 1000000000.0, got inf"),
@@ -362,14 +385,12 @@ SETTINGS = [
         ({"seed": 2**63}, "seed: Expected `int` <= 9223372036854775807"),
         ({"backend": "shm"}, "backend: Invalid enum value 'shm'; it is one of auto, dummy, ray, shmem,"),
         ({"env": lambda: Cell()}, "cannot be imported by workers and resumed jobs"),
-        ({"policy": 3}, "policy: 3 cannot be imported"),
         ({"wrappers": [{"call": "ClipAction", "frozen": "a.json"}]}, "wrappers: `frozen` is for transforms"),
         ({"info_keys": ("reward",)}, "info_keys has 'reward', which a batch has already"),
         ({"ray": {"num_cpus": -1}}, "ray.num_cpus: Expected `float` >= 0.0"),
         ({"num_workers": 3, "num_envs": 2}, "3 workers for 2 envs; pass at most one per env"),
         ({**BY_COMMAND, "backend": "shmem"}, 'only backend = "subproc"'),
         ({**BY_COMMAND, "wrappers": ["FlattenObservation"]}, "the command makes the env, so put wrappers"),
-        ({**BY_COMMAND, "env": "a:make", "max_episode_steps": 3}, "max_episode_steps into the function"),
     ),
     *rows_for(
         IN_FOLDER,
@@ -398,6 +419,20 @@ def below_a_file(folder: Path) -> None:
     run_job(job(), folder / "file/x")
 
 
+def freezes(content: str | None, *says: str, call: str = "VecNorm") -> tuple[Any, ...]:
+    """Return a row: a job whose transform is frozen by a file with this content makes no folder."""
+
+    def run(it: Path) -> None:
+        if content is not None:
+            (it / "stats.json").write_text(content)
+        try:
+            run_job(job(transforms=({"call": call, "frozen": str(it / "stats.json")},)), it / "a")
+        finally:
+            assert not (it / "a").exists()
+
+    return run, JobError, *says
+
+
 AUTO = {"cluster": "auto"}
 INVENTORY = "leave 'items' out with the wrapper", "FilterObservation, filter_keys=['image', 'mission']"
 RUNS = rows_for(
@@ -411,6 +446,14 @@ RUNS = rows_for(
     runs("cluster_actors must be an integer of at least 1, got 1.5", options={**AUTO, "cluster_actors": 1.5}),
     runs("are for a cluster", "(--cluster auto)", options={"cluster_actors": 2}),
     (below_a_file, DatasetError, "cannot write to", "Not a directory; choose another"),
+    freezes('{"mean": 1.0}', "StepCounter cannot be frozen: it has no statistics; remove `frozen`", call="StepCounter"),
+    freezes("{", "stats.json cannot be read: "),
+    freezes(None, "stats.json cannot be read: No such file or directory"),
+    freezes("[1, 2]", "stats.json has no statistics; write the file with collector.save_statistics"),
+    freezes("{}", "stats.json has no statistics"),
+    freezes('{"envs": [{"0.VecNorms": {}}]}', "not of one VecNorm; write the file with collector.save_statistics"),
+    freezes('{"mean": 1.0}', "stats.json does not fit VecNorm: ", "expected {'obser", "got {'mean': ()}"),
+    (lambda it: save_statistics(VecNorm(), it / "none.json"), ValueError, "has no statistics to save"),
 )
 
 

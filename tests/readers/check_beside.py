@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from collector import Dataset
 from vecenv import nest
 
 Run = Callable[[str], dict[str, Any]]
-SETS = ["cartpole", "dict", "stack_last", "stack_first", "rgb", "rewards", "start", "tuple", "agents", "texts"]
 
 
 def same(theirs: Any, ours: np.ndarray) -> None:
@@ -33,29 +31,6 @@ def same(theirs: Any, ours: np.ndarray) -> None:
 def observations(name: str) -> Any:
     """Every observation of a data set, the last ones of episodes too."""
     return nest.map(np.concatenate, nest.merge(list, [each.obs for each in Dataset(f"data/{name}")]))
-
-
-def columns(name: str) -> Iterator[tuple[str, Any, np.ndarray]]:
-    """Name, description and expected array of each column of observations, and of actions without last rows."""
-    data = Dataset(f"data/{name}")
-    rows = data.transitions()
-    expected = {"obs": observations(name), "action": rows.action, "reward": rows.reward, "info": rows.info}
-    leaves = dict(nest.items(expected))
-    for column, about in json.loads(Path(f"data/{name}-parquet/schema.json").read_text())["columns"].items():
-        if (path := tuple(about["path"])) in leaves:
-            yield column, about, leaves[path]
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_polars(name: str) -> None:
-    steps = polars.read_parquet(f"data/{name}-parquet/steps")
-    for column, about, expected in columns(name):
-        rows = steps if column.startswith("obs") else steps.filter(~polars.col("is_last"))
-        if steps[column].dtype == polars.Binary:
-            found = np.frombuffer(b"".join(rows[column]), about["dtype"]).reshape(-1, *about["shape"])
-        else:
-            found = rows[column].to_numpy()
-        same(found, expected)
 
 
 def test_matrices_and_pictures(run: Run) -> None:
@@ -87,15 +62,6 @@ def test_datasets(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     pictures = datasets.load_dataset("parquet", data_dir="data/stack_last-parquet/steps", split="train")["obs"]
     expected = observations("stack_last")
     same(np.frombuffer(b"".join(pictures), np.uint8).reshape(expected.shape), expected)
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_lance(name: str, tmp_path: Path) -> None:
-    import lance
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.read_table(f"data/{name}-parquet/steps")
-    assert lance.write_dataset(table, tmp_path / "lance").to_table() == table
 
 
 def test_robomimic(run: Run) -> None:

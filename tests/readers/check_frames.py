@@ -84,6 +84,20 @@ def chdb(name: str, folder: Path) -> Callable[[str], Any]:
     return lambda column: steps[column].to_numpy()
 
 
+def polars(name: str, folder: Path) -> Callable[[str], Any]:
+    import polars
+
+    steps = polars.read_parquet(f"data/{name}-parquet/steps")
+    return lambda column: steps[column].to_numpy()
+
+
+def lance(name: str, folder: Path) -> Callable[[str], Any]:
+    import lance
+
+    written = pyarrow.parquet.read_table(f"data/{name}-parquet/steps")
+    return sorted_steps(lance.write_dataset(written, folder / "lance").to_table())
+
+
 def deltalake(name: str, folder: Path) -> Callable[[str], Any]:
     import deltalake
 
@@ -108,6 +122,8 @@ READERS: dict[Any, list[str]] = {
     daft: sorted({*SETS} - HALVES),
     datafusion: SETS,
     chdb: SETS,
+    polars: SETS,
+    lance: SETS,
     deltalake: sorted({*SETS} - HALVES),
     pyiceberg: SETS,
 }

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from collector import Dataset, Episode
 from collector.testing import check_data_set
@@ -150,9 +150,45 @@ def assert_logged(data: Dataset, logs: Any, all_of_them: bool = True) -> int:
     return len(stored)
 
 
-def play(envs: Any, mode: AutoresetMode, steps: int = STEPS) -> None:
+def play(envs: Any, steps: int = STEPS) -> None:
+    """Play in a loop around a vector env of vecenv or of gymnasium."""
+    is_engine = not isinstance(envs, VectorEnv)
+    is_disabled = not is_engine and envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED
     envs.reset(seed=5)
     for step in range(steps):
-        _, _, terminated, truncated, _ = envs.step(actions(step))
-        if mode is AutoresetMode.DISABLED and (terminated | truncated).any():
+        _, _, terminated, truncated, _ = envs.step(actions(step), **({"autoreset": True} if is_engine else {}))
+        if is_disabled and (terminated | truncated).any():
             envs.reset(options={"reset_mask": terminated | truncated})
+
+
+def without_mode() -> SyncVectorEnv:
+    """Return a VectorEnv that does not name its mode."""
+    envs = SyncVectorEnv(env_fns())
+    envs.metadata = {}
+    return envs
+
+
+class Mapped(VectorWrapper):
+    """Passes the observations of `reset`, of `step` and of the ends of episodes through three functions."""
+
+    def __init__(self, envs: Any, first: Any, later: Any, last: Any) -> None:
+        super().__init__(envs)
+        self.first, self.later, self.last = first, later, last
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, infos = self.env.reset(**kwargs)
+        return self.first(obs), infos
+
+    def step(self, actions: Any) -> Any:
+        obs, *rest, infos = self.env.step(actions)
+        for row in np.flatnonzero(infos.get("_final_obs", ())):
+            infos["final_obs"][row] = self.last(infos["final_obs"][row])
+        return self.later(obs), *rest, infos
+
+
+def whole_obs(obs: Any) -> Any:
+    return obs.astype(np.int64)
+
+
+def float_obs(obs: Any) -> Any:
+    return obs.astype(np.float64)

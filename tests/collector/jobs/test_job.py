@@ -217,8 +217,8 @@ def test_a_resumed_job_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.
 def test_a_policy_that_changes_itself_can_be_resumed(training: bool, tmp_path: Path) -> None:
     """A job leaves the training mode as it is: in evaluation mode, the normaliser does not change."""
     pytest.importorskip("torch")
-    wanted = job(**carrying("norm", training), episodes=60)
-    before = stopped(run_job, wanted, tmp_path / "a", on_progress=stop_at(10))
+    wanted = job(**carrying("norm", training), episodes=20)
+    before = stopped(run_job, wanted, tmp_path / "a", on_progress=stop_at(3))
     state = resume_job(tmp_path / "a", allow_import=["tests.support.job_policies"])
     assert (before.status, before.repeatable) == ("interrupted", not training)
     assert (state.status, state.repeatable) == ("complete", not training)

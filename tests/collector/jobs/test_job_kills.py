@@ -1,7 +1,4 @@
-"""SIGKILL at any moment: jobs lose no committed episode, and store none twice.
-
-The quick tier has one program of `tests/fuzz/jobs.py`, and `python -m tests.fuzz.kills` kills 200 times.
-"""
+"""SIGKILL of drivers and tasks on Ray at any moment. `tests/fuzz/jobs.py` kills local jobs."""
 
 from __future__ import annotations
 
@@ -10,26 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import kills
-from tests.support.backends import FULL
-
-pytestmark = pytest.mark.usefixtures("forkserver_ends")
-
-
-@pytest.mark.guarantee("G11.4")
-@pytest.mark.parametrize(
-    ("backend", "count", "seed"),
-    [pytest.param("dummy", 3, 1, marks=FULL), pytest.param("shmem", 10, 3, marks=pytest.mark.slow)],
-)
-@pytest.mark.timeout(600)
-def test_a_killed_job_goes_on_and_ends_as_if_nothing_had_happened(
-    backend: str, count: int, seed: int, tmp_path: Path
-) -> None:
-    tally = kills.kill_jobs(tmp_path, kills.LocalJobs(backend), count, seed, episodes=100)
-    assert tally.kills == count
-    assert tally.jobs > 0
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("forkserver_ends")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_killed_drivers_and_actors_on_ray_lose_and_repeat_nothing(count: int, ray_address: str, tmp_path: Path) -> None:

@@ -193,27 +193,6 @@ def test_it_resumes_without_the_file_and_refuses_a_changed_one(file: Path, tmp_p
     assert_same(tmp_path / "a", tmp_path / "whole")
 
 
-def test_files_without_statistics_are_refused(file: Path, tmp_path: Path) -> None:
-    path = tmp_path / "stats/cartpole.json"
-    entry = {"call": "StepCounter", "frozen": str(path)}
-    with pytest.raises(JobError, match="StepCounter cannot be frozen: it has no statistics; remove `frozen`"):
-        run_job(job(transforms=(entry,)), tmp_path / "a")
-    for content, message in (
-        ("{", "cartpole.json cannot be read: "),
-        ("[1, 2]", "cartpole.json has no statistics; write the file with collector.save_statistics"),
-        ("{}", "cartpole.json has no statistics"),
-        ('{"envs": [{"0.VecNorms": {}}]}', "not of one VecNorm; write the file with collector.save_statistics"),
-        ('{"mean": 1.0}', r"cartpole.json does not fit VecNorm: .* expected {'obser.*, got {'mean': \(\)}"),
-        (None, "cartpole.json cannot be read: No such file or directory"),
-    ):
-        path.unlink() if content is None else path.write_text(content)
-        with pytest.raises(JobError, match=message):
-            run_job(load_job(file), tmp_path / "a")
-    with pytest.raises(ValueError, match="has no statistics to save"):
-        save_statistics(VecNorm(), tmp_path / "none.json")
-    assert not (tmp_path / "a").exists()
-
-
 @FULL
 def test_frozen_statistics_may_be_those_that_envs_have_shared(file: Path, tmp_path: Path) -> None:
     creator = EnvCreator(lambda: TransformedEnv(gymnasium.make("CartPole-v1"), VecNorm(decay=1.0)))

@@ -22,19 +22,12 @@ from collector import AsyncDataCollector, Dataset, DatasetError, EpisodeSeeds, R
 from collector import SyncDataCollector as Collector
 from collector.store import safe_folder as disk
 from tests.support.ctrl_c import interrupted
-from tests.support.numbered import N, Numbered, actions, assert_whole, env_fns
+from tests.support.numbered import N, Numbered, assert_whole, env_fns, play
 from tests.support.paths import ROOT
 from vecenv import DummyVectorEnv, TransformedVectorEnv
 from vecenv.transforms import RewardSum
 
 ROUNDS = 20
-
-
-def play(envs: Any, rounds: int = ROUNDS) -> None:
-    """A loop of the user's."""
-    envs.reset()
-    for step in range(rounds):
-        envs.step(actions(step), **({} if isinstance(envs, VectorEnv) else {"autoreset": True}))
 
 
 def left(error: BaseException | None = None, kind: Any = None, wrap: Any = lambda envs: envs) -> Callable[[Any], None]:
@@ -208,16 +201,11 @@ import os, sys
 from gymnasium.vector import SyncVectorEnv
 from collector import RecordEpisodes, SyncDataCollector
 from vecenv import DummyVectorEnv
-from tests.support.numbered import env_fns, actions
+from tests.support.numbered import env_fns, play
 
-def play(name):
-    envs = RecordEpisodes(DummyVectorEnv(env_fns()), sys.argv[1] + name)
-    envs.reset()
-    for step in range(40):
-        envs.step(actions(step), autoreset=True)
-    return envs
-
-forked, left_open = play("/forked"), play("/left open")
+forked, left_open = [RecordEpisodes(DummyVectorEnv(env_fns()), sys.argv[1] + name) for name in ("/forked", "/open")]
+play(forked)
+play(left_open)
 if os.fork() == 0:
     with forked:
         sys.exit(3)
@@ -233,6 +221,6 @@ raise ZeroDivisionError
 def test_the_end_of_the_program(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM, tmp_path], cwd=ROOT, check=False)
     assert done.returncode == 1
-    for name in ("forked", "left open", "collector"):
+    for name in ("forked", "open", "collector"):
         found = assert_whole(Dataset(tmp_path / name), complete=name == "forked")
         assert sum(map(len, found.values())) > 40 * N - 5 * N, name
