@@ -33,7 +33,7 @@ from vecenv import (
     from_gymnasium,
     sb3,
 )
-from vecenv.testing import CountingEnv, RaisesOnReset
+from vecenv.testing import CountingEnv
 
 same_step = partial(gym.vector.SyncVectorEnv, autoreset_mode="SameStep")
 
@@ -156,16 +156,6 @@ def test_frames_are_tiled_and_a_render_mode_that_does_not_fit_warns_or_is_refuse
     env = SB3VecEnv(DummyVectorEnv(cartpoles(2)))
     with pytest.warns(UserWarning, match="render_mode"):
         assert env.get_images() == [None, None]
-
-
-def test_the_error_of_a_reset_within_a_step_arrives_as_itself():
-    """V1"""
-    env = SB3VecEnv(DummyVectorEnv([lambda: RaisesOnReset(0, at=1, length=2), lambda: CountingEnv(1, length=2)]))
-    env.reset()
-    env.step(np.zeros(2, int))
-    for _ in range(2):
-        with pytest.raises(ValueError, match="boom in reset"):
-            env.step(np.zeros(2, int))
 
 
 def test_a_reset_drops_a_pending_step_and_uses_the_seeds_that_were_drawn():
