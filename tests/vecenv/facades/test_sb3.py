@@ -21,7 +21,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormali
 from tests.support.backends import FULL, one_of
 from tests.support.cases import counting
 from tests.support.gymnasium_cases import assert_same, cartpoles
-from tests.support.mani_skill_double import ManiSkillDouble
 from tests.support.simulators import Simulator
 from vecenv import (
     DummyVectorEnv,
@@ -85,9 +84,15 @@ def test_a_vector_env_of_gymnasium_is_taken_with_the_same_results(mode):
     assert envs.unwrapped.closed
 
 
+class ManiSkill(Simulator):
+    """Vector env like that of mani-skill 3.0.1: results are tensors, and infos have an `episode` without a return."""
+
+    def get_attr(self, name):
+        raise RuntimeError("To get an attribute get it from the .env property of this object")
+
+
 def test_a_simulator_of_tensors_gives_arrays_to_wrappers_of_sb3():
-    """mani-skill 3.0.1: `get_attr` raises RuntimeError, all results are tensors, and `episode` is not VecMonitor's."""
-    env = SB3VecEnv(ManiSkillDouble())
+    env = SB3VecEnv(ManiSkill(torch, 2, more=True))
     assert (env.render_mode, env.get_attr("render_mode")) == (None, [None] * 2)
     normalised = VecNormalize(VecMonitor(env), norm_obs=False, norm_reward=False)
     normalised.reset()

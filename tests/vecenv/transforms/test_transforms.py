@@ -16,6 +16,7 @@ from tests.fuzz import transforms as programs
 from tests.fuzz.driver import run as run_programs
 from tests.support.cases import counting
 from tests.support.transform_envs import IMAGE, MIXED, VECTOR, Samples, plain
+from tests.support.transform_forms import Seen
 from vecenv import DummyVectorEnv, GymnasiumVectorEnv, nest
 from vecenv import transforms as tf
 
@@ -91,23 +92,15 @@ def test_actions_pass_the_last_transform_first():
         def inv(self, action):
             return action * 2
 
-    seen = []
-
-    class Notes(Samples):
-        def step(self, action):
-            seen.append(action.tolist())
-            return super().step(action)
-
-    for wrap, actions in (
-        (tf.TransformedEnv, [np.array([1, 2], np.float32)]),
-        (in_parent, [np.array([[1, 2]], np.float32), [[1.0, 2.0]], ([1.0, 2.0],)]),  # the last: an action per env
+    for wrap, action in (
+        (tf.TransformedEnv, np.array([1, 2], np.float32)),
+        *((in_parent, batch) for batch in (np.array([[1, 2]], np.float32), [[1.0, 2.0]], ([1.0, 2.0],))),
     ):
-        env = wrap(Notes(), [Adds(), Doubles()])
+        env = wrap(Seen(), [Adds(), Doubles()])
         env.reset(seed=0)
-        for action in actions:
-            env.step(action)
+        info = env.step(action)[-1]
+        assert (info if wrap is tf.TransformedEnv else info[0])["action"].tolist() == [3, 5]
         env.close()
-    assert seen == [[3, 5]] * 4
 
 
 def test_the_action_space_of_a_transform_is_seeded():
