@@ -25,7 +25,6 @@ from tests.support.shared_envs import (
     Counted,
     Counts,
     Transformed,
-    add_rows,
     add_until,
     counted,
     hold,
@@ -118,21 +117,6 @@ def test_no_update_of_processes_and_threads_is_lost_though_two_processes_are_kil
     state, updates = creator.state_dict(), 6 * 60 + 20 + 35
     assert state["0.Counted.calls"] == updates + 801
     np.testing.assert_array_equal(state["0.Counted.sums"], [updates + 801 / 2] * 2)
-
-
-@pytest.mark.guarantee("G13.5")
-def test_statistics_of_processes_are_those_of_all_rows() -> None:
-    """Four processes in turn, twice, so that the later processes continue the slots of the earlier ones."""
-    mp, width = multiprocessing.get_context("fork"), 3
-    arrays = {"mean": np.zeros(width), "var": np.ones(width), "count": np.zeros(()), "skipped": np.zeros(())}
-    state = SharedState({f"obs_{name}": array for name, array in arrays.items()}, share=True)
-    rows = np.random.default_rng(0).normal(1e8, 20.0, (8, 25, width))
-    for part in (rows[:4], rows[4:]):
-        assert run_all(mp.Process(target=add_rows, args=(state, each)) for each in part) == [0] * 4
-    found, together = state.read(), rows.reshape(-1, width)
-    assert found["obs_count"] == 200
-    np.testing.assert_allclose(found["obs_mean"], together.mean(0), rtol=1e-12, atol=1e-9)
-    np.testing.assert_allclose(found["obs_var"], together.var(0), rtol=1e-6)
 
 
 def test_old_rows_lose_weight_whichever_process_adds_the_new_ones() -> None:

@@ -1,5 +1,6 @@
 """Running statistics are equal in each place, exact far from zero, and without NaN. Also rewards that use them."""
 
+import multiprocessing
 from functools import partial
 from itertools import product
 
@@ -10,10 +11,12 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
+from tests.support.shared_envs import run_all, step_env
 from tests.support.transform_envs import VECTOR, plain
 from vecenv import DummyVectorEnv, EnvCreator, RunningMeanStd, SB3VecEnv, TransformedEnv, VectorEnvNormObs
 from vecenv.transforms import NormalizeReward, Rows, TransformedVectorEnv, VecNorm
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 WHOLE = ("mean", "var", "count", "skipped")
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
@@ -34,6 +37,10 @@ class Shows(gymnasium.Env):
         return row, float(row[0]), False, False, {}
 
 
+def normalised(rows):
+    return TransformedEnv(Shows(rows), VecNorm(["observation"], decay=1.0))
+
+
 def by_itself(batches):
     statistics = RunningMeanStd()
     for rows in batches:
@@ -49,12 +56,15 @@ def by_vec_norm(batches, convert=np.asarray):
     return [np.asarray(state[f"observation_{name}"]) for name in WHOLE]
 
 
-def by_envs_that_share_one(batches):
-    creator = EnvCreator(lambda: TransformedEnv(Shows(np.concatenate(batches)), VecNorm(decay=1.0)))
-    env = creator()
-    env.reset()
-    for _ in range(sum(map(len, batches)) - 1):
-        env.step(0)
+def by_processes_that_share_one(batches):
+    """Two processes at a time, so that the later processes continue the slots of the earlier ones."""
+    creator, mp = EnvCreator(normalised, rows=[]), multiprocessing.get_context("fork")
+    parts = np.array_split(np.concatenate(batches), 4)
+    for pair in (parts[:2], parts[2:]):
+        processes = [
+            mp.Process(target=step_env, args=(creator.make_variant(rows=part), len(part) - 1)) for part in pair
+        ]
+        assert run_all(processes) == [0, 0]
     return [creator.state_dict()[f"0.VecNorm.observation_{name}"] for name in WHOLE]
 
 
@@ -81,7 +91,7 @@ KEPT = {
     "RunningMeanStd": by_itself,
     "VecNorm": by_vec_norm,
     "VecNorm of tensors": partial(by_vec_norm, convert=torch.from_numpy),
-    "EnvCreator": by_envs_that_share_one,
+    "EnvCreator": by_processes_that_share_one,
     "VectorEnvNormObs": by_vector_env_norm_obs,
     "NormalizeReward": by_normalize_reward,
 }
@@ -93,6 +103,7 @@ def column(found):
     return [np.ravel(value)[0] for value in found]
 
 
+@pytest.mark.guarantee("G13.5")
 @kept
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_far_from_zero_they_are_those_of_numpy(where, dtype):

@@ -152,15 +152,6 @@ def test_a_clone_and_a_pickle_have_the_settings_and_no_env():
 # Transforms of a single env.
 
 
-def test_frame_skip_sums_rewards_and_stops_at_the_end():
-    env = tf.TransformedEnv(gymnasium.make("CartPole-v1", max_episode_steps=6), [tf.StepCounter(), tf.FrameSkip(4)])
-    env.reset(seed=0)
-    obs, reward, terminated, truncated, _ = env.step(0)
-    assert (obs["step_count"], reward, terminated, truncated) == (4, 4.0, False, False)
-    obs, reward, terminated, truncated, _ = env.step(1)
-    assert (obs["step_count"], reward, terminated, truncated) == (6, 2.0, False, True)
-
-
 def test_noops_are_as_many_as_the_seed_says():
     def begin(seeds=range(40), **options):
         env = tf.TransformedEnv(Samples(length=99), [tf.StepCounter(), tf.NoopReset(6, **options)])
