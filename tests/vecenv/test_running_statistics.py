@@ -4,13 +4,13 @@ import multiprocessing
 from functools import partial
 from itertools import product
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
+from tests.support.cases import Plays
 from tests.support.shared_envs import run_all, step_env
 from tests.support.transform_envs import VECTOR, plain
 from vecenv import DummyVectorEnv, EnvCreator, RunningMeanStd, SB3VecEnv, TransformedEnv, VectorEnvNormObs
@@ -21,24 +21,8 @@ WHOLE = ("mean", "var", "count", "skipped")
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
-class Shows(gymnasium.Env):
-    """Env with given observations and rewards."""
-
-    observation_space, action_space = BOX, spaces.Discrete(2)
-
-    def __init__(self, rows):
-        self.rows = iter(rows)
-
-    def reset(self, *, seed=None, options=None):
-        return next(self.rows), {}
-
-    def step(self, action):
-        row = next(self.rows)
-        return row, float(row[0]), False, False, {}
-
-
 def normalised(rows):
-    return TransformedEnv(Shows(rows), VecNorm(["observation"], decay=1.0))
+    return TransformedEnv(Plays(BOX, rows), VecNorm(["observation"], decay=1.0))
 
 
 def by_itself(batches):
@@ -49,7 +33,7 @@ def by_itself(batches):
 
 
 def by_vec_norm(batches, convert=np.asarray):
-    with TransformedVectorEnv(DummyVectorEnv([partial(Shows, [])] * 4), VecNorm(decay=1.0)) as venv:
+    with TransformedVectorEnv(DummyVectorEnv([partial(Plays, BOX, [])] * 4), VecNorm(decay=1.0)) as venv:
         for rows in batches:
             venv.transform[0].reset(Rows(convert(rows.copy()), None))
         state = venv.transform[0].state_dict()
@@ -69,7 +53,7 @@ def by_processes_that_share_one(batches):
 
 
 def by_vector_env_norm_obs(batches):
-    with DummyVectorEnv([partial(Shows, [])]) as venv:
+    with DummyVectorEnv([partial(Plays, BOX, [])]) as venv:
         norm = VectorEnvNormObs(venv)
         for rows in batches:
             norm.map_reset(rows, None)
@@ -138,7 +122,7 @@ def test_rows_that_are_not_finite_are_left_out_and_counted(where):
 
 
 def test_what_is_returned_of_a_row_that_is_left_out():
-    with TransformedVectorEnv(DummyVectorEnv([partial(Shows, [])] * 3), VecNorm(decay=1.0)) as venv:
+    with TransformedVectorEnv(DummyVectorEnv([partial(Plays, BOX, [])] * 3), VecNorm(decay=1.0)) as venv:
         rows = Rows(np.array([[1, 1], [np.nan, 1], [3, np.inf]], np.float32), None)
         venv.transform[0].reset(rows)
         np.testing.assert_array_equal(rows.obs, np.array([[0, 0], [np.nan, 0], [200, np.inf]], np.float32))

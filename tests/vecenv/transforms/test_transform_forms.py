@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.wrappers import TransformReward
 
 from tests.support.backends import FULL
 from tests.support.cases import counting, skip_unless_torch_indexes
@@ -91,18 +92,13 @@ def test_every_action_that_is_offered_is_one_of_the_env(form: Any, make: Any, dt
 # Rewards.
 
 
-class Pays(Samples):
-    """Env with rewards of the shape (1,)."""
-
-    def step(self, action: Any) -> Any:
-        obs, reward, *rest = super().step(action)
-        return obs, np.array([reward], np.float32), *rest
-
-
 @forms
 def test_a_reward_of_shape_1_is_a_number(form: Any) -> None:
     for make in (tf.RewardSum, tf.VecNorm):
-        with form([Pays], make) as venv, form([Samples], make) as reference:
+        with (
+            form([lambda: TransformReward(Samples(), lambda own: np.array([own], np.float32))], make) as venv,
+            form([Samples], make) as reference,
+        ):
             for each in (venv, reference):
                 each.reset(seed=0)
             for _ in range(6):
