@@ -60,13 +60,6 @@ OPTIONAL = """
 """
 PLACES = [line.split(":") for line in OPTIONAL.strip().splitlines()]
 ALLOWED = {name: places.split() for names, places in PLACES for name in names.split()}
-# Private names of libraries that have no public equivalent. A comment at each use gives the reason.
-PRIVATE = {"_clear", "_exit", "_current_frames", "_getframe"}  # of atexit, os, sys
-PRIVATE |= {"_args", "_default_context", "_forkserver", "_forkserver_alive_fd"}  # of multiprocessing
-PRIVATE |= {"_C", "_is_profiler_enabled", "_untyped_storage", "_version", "_recv", "_reset"}  # of torch and envpool
-PRIVATE |= {"_state_keys"}  # of envpool
-PRIVATE |= {"_asdict", "_fields", "_make", "_replace"}  # of named tuples, which document these names
-PRIVATE |= {"_internal_kv_put", "_internal_kv_get", "_internal_kv_del", "_private"}  # of Ray
 DYNAMIC = re.compile(r"(?:import_module\(|__import__\(|sys\.modules(?:\.get\(|\[))[\"'](?!__main__)([\w.]+)")
 Sources = dict[str, str]  # path below the project's root -> source text
 
@@ -75,6 +68,7 @@ def module_of(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+@functools.cache
 def row_of(module: str) -> int | None:
     """Return the row of the most specific entry. `vecenv` and `collector` stand only for `__init__`."""
     names = [module, *(module[: dot.start()] for dot in reversed([*re.finditer(r"\.", module)]))]
@@ -96,26 +90,14 @@ def imports_of(source: str) -> list[tuple[str, str, bool]]:
 
 
 @functools.cache
-def private_names(source: str) -> list[str]:
-    """List names with a leading underscore that this file uses without defining them."""
-    own, used = set(PRIVATE), set[str]()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            own.add(node.name)
-        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
-            own.add(node.id if isinstance(node, ast.Name) else node.attr)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
-            used.add(node.attr)
-        elif isinstance(node, ast.ImportFrom):
-            used |= {alias.name for alias in node.names}
-    return [name for name in used - own if name[0] == "_" and not name.endswith("__")]
-
-
-@functools.cache
 def engine_reads(source: str) -> set[str]:
     """Return the names that this file reads from an engine, such as `results` in `venv.engine.results`."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
-    return {node.attr for node in nodes if re.search(r"(^|[._])engine$", ast.unparse(node.value))}
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Name, ast.Attribute))
+        if re.fullmatch(r"(.*_)?engine", node.value.id if isinstance(node.value, ast.Name) else node.value.attr)
+    }
 
 
 def shared_part(module: str) -> str | None:
@@ -129,11 +111,13 @@ def breaches(sources: Sources) -> Iterator[str]:
     """Yield a message for each breach of a rule."""
     modules = {module_of(path): path for path in sources}
     graph = defaultdict[str, set[str]](set)  # of files, and of folders that do not contain each other
+    unused: set[str | None] = {*SHARED}
     for path, source in sources.items():
         module, here = module_of(path), row_of(module_of(path))
         if here is None:
             yield f"{path}: has no place in LAYERS; give it one"
-        yield from (f"{path}: uses {name}, which is private elsewhere" for name in private_names(source))
+        private = [name for name, *_ in imports_of(source) if re.match(r"(vecenv|collector)\..*\b_(?!_)", name)]
+        yield from (f"{path}: imports {name}, which is private elsewhere" for name in private)
         wanted = engine_reads(source) - (set() if path.startswith("collector/") else ENGINE)
         if wanted and not path.startswith(READ_ALL):
             yield f"{path}: reads {', '.join(sorted(wanted))} of an engine"
@@ -143,8 +127,10 @@ def breaches(sources: Sources) -> Iterator[str]:
                 yield f"{at}, a higher layer"
             if f"{module}.".startswith(f"{target}.") and target != module:  # the package's `__init__` is still running
                 yield f"{at}, its own package; import the sibling from its module"
-            if path.startswith("collector/") and library == "vecenv" and shared_part(target) is None:
-                yield f"{at}, which is inside vecenv; collector may import from the parts in SHARED"
+            if path.startswith("collector/") and library == "vecenv":
+                if shared_part(target) is None:
+                    yield f"{at}, which is inside vecenv; collector may import from the parts in SHARED"
+                unused.discard(shared_part(target))
             if library not in CORE_LIBRARIES | ALLOWED.keys():
                 yield f"{at}, a library that is neither in CORE_LIBRARIES nor in OPTIONAL"
             if not any(fnmatch.fnmatch(path, pattern) for pattern in ALLOWED.get(library, "*")):
@@ -154,6 +140,7 @@ def breaches(sources: Sources) -> Iterator[str]:
                 one, other = Path(path).parent, Path(modules[target]).parent
                 if not (one.is_relative_to(other) or other.is_relative_to(one)):
                     graph[str(one)].add(str(other))
+    yield from (f"collector does not import from {part}; remove it from SHARED" for part in unused)
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -167,16 +154,6 @@ SOURCES: Sources = {
 }
 
 
-def test_each_shared_part_has_a_user():
-    names = {
-        name if f"{name.replace('.', '/')}.py" in SOURCES else stem
-        for path, source in SOURCES.items()
-        if path.startswith("collector/")
-        for name, stem, _ in imports_of(source)
-    }
-    assert {shared_part(name) for name in names if name.partition(".")[0] == "vecenv"} == SHARED
-
-
 A_HIGHER = "from vecenv.base import BaseVectorEnv"
 BREACHES = (
     ("no place", "vecenv/utils.py", ""),
@@ -188,9 +165,9 @@ BREACHES = (
     ("cycle: vecenv/engine, vecenv/envs", "vecenv/engine/one.py", "def f():\n    import vecenv.envs.gym_env"),
     ("allowed only", "vecenv/nest.py", 'import_module("torch.nn")'),
     ("neither", "collector/sync_collector.py", "import scipy"),
+    ("imports vecenv.base._ajar", "vecenv/wrappers.py", "from vecenv.base import _ajar"),
     ("of an engine", "vecenv/facades/one.py", "venv.engine.results.rows()"),
     ("of an engine", "collector/jobs/one.py", "self.env.engine.closed"),
-    ("uses _ajar", "vecenv/base.py", "Backend._ajar()"),
 )
 
 

@@ -16,10 +16,7 @@ sys.path.append(str(ROOT / "docs"))
 
 import api_pages
 
-PACKAGES = {
-    "vecenv": {"BaseVectorEnv", "DummyVectorEnv", "SubprocVectorEnv", "ShmemVectorEnv"},
-    "collector": {"Rollout", "SyncDataCollector"},
-}
+PACKAGES = ["vecenv", "collector"]
 MODULES = [*PACKAGES, "vecenv.transforms", "vecenv.sb3", "vecenv.testing", "collector.testing"]
 LOADED_LATE = {"AtariVectorEnv", "SB3VecEnv"}
 """Names that need optional libraries."""
@@ -45,12 +42,13 @@ def test_the_examples_in_docstrings_are_true(names: list[str]) -> None:
 
 
 def test_all_is_sorted_and_complete() -> None:
-    for package, examples in PACKAGES.items():
+    for package in PACKAGES:
         module = importlib.import_module(package)
         names = module.__all__
         public = {name for name, value in vars(module).items() if name[0] != "_" and is_ours(value, package)}
         assert names == sorted(set(names))
-        assert (public - LOADED_LATE) | examples <= set(names)
+        assert len(public) > 10
+        assert public - LOADED_LATE <= set(names)
         assert [name for name in names if not hasattr(module, name)] == []
 
 

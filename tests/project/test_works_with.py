@@ -1,23 +1,15 @@
-"""The page "Works with" lists the tested versions. The libraries of the development extra are run here.
+"""The page "Works with" lists the tested versions.
 
-The slow tests of facades and examples run other trainers (sb3-contrib, tianshou, TorchRL, RLlib).
+tests/vecenv/envs/test_published_envs.py runs suites of envs, and the slow tests of facades and examples other trainers
+(sb3-contrib, tianshou, TorchRL, RLlib).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
-import gymnasium
-import numpy as np
-import pytest
-
-from tests.support.backends import FULL, NEEDS_DM_CONTROL
 from tests.support.paths import ROOT
 from tests.works_with import ROWS, STATUSES
-from vecenv import DMControlEnv, PettingZooEnv, ShmemVectorEnv, nest
 from vecenv.backends.host.own_process import ONE_PER_PROCESS
 
 PAGE = (ROOT / "docs/guides/works-with.md").read_text("utf-8")
@@ -32,13 +24,6 @@ PACKAGES = {
     "PettingZoo": "pettingzoo",
     "dm_control": "dm-control",
     "EnvPool (1.2.5 on Python 3.11)": "envpool",
-}
-SUITES: dict[str, Any] = {
-    "gymnasium": partial(gymnasium.make, "CartPole-v1"),
-    "MuJoCo": partial(gymnasium.make, "HalfCheetah-v5"),
-    "ALE": partial(gymnasium.make, "ale_py:ALE/Pong-v5"),
-    "PettingZoo": partial(PettingZooEnv, "classic/rps-v2"),
-    "dm_control": pytest.param(partial(DMControlEnv, "walker", "walk"), marks=NEEDS_DM_CONTROL),
 }
 
 
@@ -62,32 +47,3 @@ def test_the_table_of_packages_has_rows_that_the_command_understands() -> None:
     known = ROWS.keys() & VERSIONS.keys()
     assert known >= {"ale-py", "pettingzoo"}
     assert {name: ROWS[name]["version"] for name in known} == {name: VERSIONS[name] for name in known}
-
-
-def played(env_fn: Callable[[], Any], seed: int, actions: list[Any]) -> list[Any]:
-    """Return the observations and rewards of a single env."""
-    env = env_fn()
-    env.action_space.seed(seed)
-    found = [(env.reset(seed=seed)[0], 0.0)]
-    for _ in range(12):
-        actions.append(env.action_space.sample())
-        obs, reward, *_ = env.step(actions[-1])
-        found.append((nest.map(np.copy, obs), reward))
-    env.close()
-    return found
-
-
-@FULL
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*Overriding environment")
-@pytest.mark.parametrize("env_fn", SUITES.values(), ids=SUITES)
-def test_a_suite_gives_the_same_numbers_in_workers(env_fn: Callable[[], Any]) -> None:
-    actions: list[list[Any]] = [[], []]
-    alone = [played(env_fn, seed, own) for seed, own in enumerate(actions)]
-    with ShmemVectorEnv([env_fn] * 2) as venv:
-        rounds = [(venv.reset(seed=[0, 1])[0], np.zeros(2))]
-        rounds += [venv.step(list(each))[:2] for each in zip(*actions, strict=True)]
-    for obs, reward in rounds:
-        for env_id, rows in enumerate(alone):
-            own_obs, own_reward = rows.pop(0)
-            np.testing.assert_array_equal(reward[env_id], own_reward)
-            np.testing.assert_equal(nest.take(obs, env_id), own_obs)

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from vecenv import RunningMeanStd, SharedState, TransformedEnv
+from vecenv import SharedState, TransformedEnv
 from vecenv.testing import CountingEnv
 from vecenv.transforms import VecNorm
 
@@ -94,12 +94,6 @@ def step_env(creator: Any, steps: int) -> None:
     env.reset()
     for _ in range(steps):
         env.step(0)
-
-
-def add_rows(state: SharedState, rows: np.ndarray) -> None:
-    for row in rows:
-        with state.update() as arrays:
-            RunningMeanStd.of(arrays, "obs").add(row[None].copy())
 
 
 def add_until(state: SharedState, leave: Any) -> None:

@@ -1,37 +1,28 @@
 """Running statistics are equal in each place, exact far from zero, and without NaN. Also rewards that use them."""
 
+import multiprocessing
 from functools import partial
 from itertools import product
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
+from tests.support.cases import Plays
+from tests.support.shared_envs import run_all, step_env
 from tests.support.transform_envs import VECTOR, plain
 from vecenv import DummyVectorEnv, EnvCreator, RunningMeanStd, SB3VecEnv, TransformedEnv, VectorEnvNormObs
 from vecenv.transforms import NormalizeReward, Rows, TransformedVectorEnv, VecNorm
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 WHOLE = ("mean", "var", "count", "skipped")
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
-class Shows(gymnasium.Env):
-    """Env with given observations and rewards."""
-
-    observation_space, action_space = BOX, spaces.Discrete(2)
-
-    def __init__(self, rows):
-        self.rows = iter(rows)
-
-    def reset(self, *, seed=None, options=None):
-        return next(self.rows), {}
-
-    def step(self, action):
-        row = next(self.rows)
-        return row, float(row[0]), False, False, {}
+def normalised(rows):
+    return TransformedEnv(Plays(BOX, rows), VecNorm(["observation"], decay=1.0))
 
 
 def by_itself(batches):
@@ -42,24 +33,27 @@ def by_itself(batches):
 
 
 def by_vec_norm(batches, convert=np.asarray):
-    with TransformedVectorEnv(DummyVectorEnv([partial(Shows, [])] * 4), VecNorm(decay=1.0)) as venv:
+    with TransformedVectorEnv(DummyVectorEnv([partial(Plays, BOX, [])] * 4), VecNorm(decay=1.0)) as venv:
         for rows in batches:
             venv.transform[0].reset(Rows(convert(rows.copy()), None))
         state = venv.transform[0].state_dict()
     return [np.asarray(state[f"observation_{name}"]) for name in WHOLE]
 
 
-def by_envs_that_share_one(batches):
-    creator = EnvCreator(lambda: TransformedEnv(Shows(np.concatenate(batches)), VecNorm(decay=1.0)))
-    env = creator()
-    env.reset()
-    for _ in range(sum(map(len, batches)) - 1):
-        env.step(0)
+def by_processes_that_share_one(batches):
+    """Two processes at a time, so that the later processes continue the slots of the earlier ones."""
+    creator, mp = EnvCreator(normalised, rows=[]), multiprocessing.get_context("fork")
+    parts = np.array_split(np.concatenate(batches), 4)
+    for pair in (parts[:2], parts[2:]):
+        processes = [
+            mp.Process(target=step_env, args=(creator.make_variant(rows=part), len(part) - 1)) for part in pair
+        ]
+        assert run_all(processes) == [0, 0]
     return [creator.state_dict()[f"0.VecNorm.observation_{name}"] for name in WHOLE]
 
 
 def by_vector_env_norm_obs(batches):
-    with DummyVectorEnv([partial(Shows, [])]) as venv:
+    with DummyVectorEnv([partial(Plays, BOX, [])]) as venv:
         norm = VectorEnvNormObs(venv)
         for rows in batches:
             norm.map_reset(rows, None)
@@ -81,7 +75,7 @@ KEPT = {
     "RunningMeanStd": by_itself,
     "VecNorm": by_vec_norm,
     "VecNorm of tensors": partial(by_vec_norm, convert=torch.from_numpy),
-    "EnvCreator": by_envs_that_share_one,
+    "EnvCreator": by_processes_that_share_one,
     "VectorEnvNormObs": by_vector_env_norm_obs,
     "NormalizeReward": by_normalize_reward,
 }
@@ -93,6 +87,7 @@ def column(found):
     return [np.ravel(value)[0] for value in found]
 
 
+@pytest.mark.guarantee("G13.5")
 @kept
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_far_from_zero_they_are_those_of_numpy(where, dtype):
@@ -127,7 +122,7 @@ def test_rows_that_are_not_finite_are_left_out_and_counted(where):
 
 
 def test_what_is_returned_of_a_row_that_is_left_out():
-    with TransformedVectorEnv(DummyVectorEnv([partial(Shows, [])] * 3), VecNorm(decay=1.0)) as venv:
+    with TransformedVectorEnv(DummyVectorEnv([partial(Plays, BOX, [])] * 3), VecNorm(decay=1.0)) as venv:
         rows = Rows(np.array([[1, 1], [np.nan, 1], [3, np.inf]], np.float32), None)
         venv.transform[0].reset(rows)
         np.testing.assert_array_equal(rows.obs, np.array([[0, 0], [np.nan, 0], [200, np.inf]], np.float32))

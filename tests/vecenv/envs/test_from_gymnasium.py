@@ -17,6 +17,7 @@ from collector import AsyncDataCollector, SyncDataCollector
 from tests.fuzz import columns
 from tests.fuzz.driver import run
 from tests.support.backends import FULL
+from tests.support.collector_envs import arrays, assert_equal
 from tests.support.gymnasium_cases import Reports, assert_same
 from tests.support.simulators import N, Odd, Simulator, actions, cartpoles, counting, native, played
 from vecenv import (
@@ -268,10 +269,7 @@ def test_the_sync_collector_gets_the_batches_of_the_same_envs_one_by_one(mode: s
     ):
         ours.set_seed(1), others.set_seed(1)
         for _ in range(2):
-            left, right = ours.next(), others.next()
-            for name in ("obs", "action", "reward", "terminated", "truncated", "traj_ids"):
-                np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
-            np.testing.assert_array_equal(left.next.obs, right.next.obs)
+            assert_equal(arrays(ours.next()), arrays(others.next()))
         assert ours.collect(n_step=6).n_collected_steps == 6
 
 

@@ -4,29 +4,28 @@ tests/messages/agents.py has the errors.
 """
 
 import contextlib
+from functools import partial
 
 import numpy as np
 import pytest
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from stable_baselines3 import PPO
 
 from collector import SyncDataCollector
+from tests.fuzz.envs import draw, stacked
+from tests.fuzz.pettingzoo import AGENTS, Crowd
 from tests.support.agent_envs import Herd, Masked
 from tests.support.backends import FULL
-from vecenv import ParallelVectorEnv, SB3VecEnv, flatten_agents
+from vecenv import ParallelVectorEnv, SB3VecEnv, flatten_agents, nest
 from vecenv.sb3 import AgentMonitor, AgentRolloutBuffer
 
 ZEROS = np.zeros(6, int)
 
 
-class Boastful(Herd):
-    """Herd in which infos have names of flatten_agents' own entries, which these must not change."""
+class Boastful(Crowd):
+    """Crowd in which infos have names of flatten_agents' own entries, which these must not change."""
 
-    def step(self, actions):
-        *others, infos = super().step(actions)
-        own = {"alive": True, "active": True, "final_obs": 7, "final_info": {}}
-        return *others, {agent: {**own, **info} for agent, info in infos.items()}
+    def say(self, agent, info):
+        return super().say(agent, {**info, "alive": True, "active": True, "final_obs": 7, "final_info": {}})
 
 
 @pytest.fixture
@@ -35,72 +34,65 @@ def herds():
     with contextlib.ExitStack() as made:
 
         def make(n=2, own_episodes=False, **options):
-            venv = made.enter_context(ParallelVectorEnv([Boastful] * n, "dummy", **options))
+            venv = made.enter_context(ParallelVectorEnv([Herd] * n, "dummy", **options))
             return flatten_agents(venv, own_episodes=own_episodes)
 
         yield make
 
 
-def test_rows_are_the_agents_of_env_0_then_those_of_env_1(herds):
-    envs = herds()
-    assert (envs.num_envs, envs.single_observation_space.shape, envs.observation_space.shape) == (6, (2,), (6, 2))
-    assert (envs.single_action_space, envs.action_space) == (spaces.Discrete(3), spaces.MultiDiscrete([3] * 6))
-    for form in (tuple, list, np.array):
-        obs, infos = envs.reset(seed=[0, 20])
-        assert obs.tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
-        assert obs in envs.observation_space
-        assert (infos["alive"].all(), infos["active"].any(), infos["action_mask"].shape) == (True, False, (6, 3))
-        obs, rewards, _, _, infos = envs.step(form([0, 1, 2, 2, 1, 0]))
-        assert rewards.tolist() == [1, 2, 3, 3, 2, 1]
-        assert infos["active"].tolist() == [True] * 6
-        assert (infos["t"].tolist(), infos["_t"].tolist()) == ([1, 0, 0] * 2, [True, False, False] * 2)
-    envs.close()
-    assert envs.env.is_closed
+SEEN, ACTED = ("floats", "boxes", "picture"), ("discrete", "tuple", "box")
 
 
-@pytest.mark.parametrize("own_episodes", [False, True])
-def test_rows_of_dead_agents_are_empty_until_the_episode_of_their_env_ends_or_an_episode_of_their_own(
-    herds, own_episodes
-):
-    """The first agent is terminated in step 2, the second in step 3. The last is truncated in step 4."""
-    envs = herds(1, own_episodes=own_episodes)
-    envs.reset(seed=0)
-    steps = [envs.step(np.array([1, 1, 1])) for _ in range(5)]
-    assert [infos["active"].tolist() for *_, infos in steps] == [
-        [True, True, True],
-        [True, True, True],
-        [False, True, True],
-        [False, False, True],
-        [False, False, False],  # the reset
-    ]
-    assert [rewards.tolist() for _, rewards, *_ in steps] == [[2, 2, 2], [2, 2, 2], [0, 2, 2], [0, 0, 2], [0, 0, 0]]
-    assert [obs[0].tolist() for obs, *_ in steps] == [[1, 1], [1, 2], [0, 0], [0, 0], [2, 0]]
-    none, both = [False, False, False], [True, True, False]
-    early = [[True, False, False], [False, True, False]] if own_episodes else [none, none]
-    assert [terminated.tolist() for _, _, terminated, _, _ in steps] == [none, *early, both, none]
-    assert [truncated.tolist() for *_, truncated, _ in steps] == [none, none, none, [False, False, True], none]
+def check_row(row, batches, flat, died, is_own, is_same_step):
+    """Compare a row with the batches of a ParallelVectorEnv.
+
+    `died` are flags (terminated, truncated) of the agents that ended in this episode of their env.
+    """
+    i, agent = row // len(AGENTS), AGENTS[row % len(AGENTS)]
+    obs, rewards, terminated, truncated, infos = batches
+    flags, done = np.array([terminated[agent][i], truncated[agent][i]]), infos["done"][i]
+    died[row] |= flags
+    now = flags if is_own else died[row] & done
+    is_early = is_own and is_same_step and flags.any() and not done
+    mine = [nest.take(part, row) for part in flat[:4]]
+    want = nest.take(obs[agent], i)
+    np.testing.assert_equal(mine[0], nest.map(np.zeros_like, want) if is_early else want)
+    assert mine[1:] == [rewards[agent][i], now[0] or (done and not now[1]), now[1]]
+    for name in ("active", "alive", *(["action_mask"] if infos["action_mask"] else [])):
+        assert np.array_equal(flat[4][name][row], infos[name][agent][i] | (is_early and name == "action_mask"))
+    told = infos["info"][i].get(agent, {})
+    assert ("t" in told) == ("_t" in flat[4] and flat[4]["_t"][row])
+    assert "t" not in told or flat[4]["t"][row] == told["t"]
+    if is_early or (is_same_step and done):
+        last = want if is_early else nest.take(infos["final_obs"][agent], i)
+        np.testing.assert_equal(flat[4]["final_obs"][row], last)
+        said = told if is_early else infos["final_info"][i].get(agent, {})
+        assert flat[4]["final_info"]["active"][row] == infos["active"][agent][i]
+        assert "t" not in said or flat[4]["final_info"]["t"][row] == said["t"]
+    if done:
+        died[row] = False
 
 
-def test_the_last_observation_of_an_agent_that_ends_early_is_in_final_obs(herds):
-    envs = herds(2, autoreset_mode="same_step", own_episodes=True)
-    assert envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
-    envs.reset(seed=[0, 20])
-    envs.step(ZEROS)
-    obs, _, terminated, truncated, infos = envs.step(ZEROS)
-    assert terminated.tolist() == [True, False, False] * 2
-    assert not truncated.any()
-    assert obs.tolist() == [[0, 0], [1, 2], [1, 2], [0, 0], [21, 2], [21, 2]]
-    assert infos["_final_obs"].tolist() == [True, False, False] * 2
-    assert [infos["final_obs"][row].tolist() for row in (0, 3)] == [[1, 2], [21, 2]]
-    assert infos["final_info"]["t"][[0, 3]].tolist() == [2, 2]
-    assert infos["final_info"]["active"][[0, 3]].tolist() == [True, True]
-    envs.step(ZEROS)
-    obs, _, terminated, truncated, infos = envs.step(ZEROS)
-    assert terminated.tolist() == [True, True, False] * 2
-    assert truncated.tolist() == [False, False, True] * 2
-    assert obs.tolist() == [[2, 0]] * 3 + [[22, 0]] * 3
-    assert [row.tolist() for row in infos["final_obs"]][:3] == [[0, 0], [0, 0], [1, 4]]
-    assert infos["final_info"]["active"].tolist() == [False, False, True] * 2
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_rows_are_the_agents_of_env_0_then_those_of_env_1(mode, is_own, seed):
+    """Agents of random envs come and die. Compare with the batches of a ParallelVectorEnv."""
+    env = partial(Boastful, [SEEN[seed % 3]] * 4, [ACTED[seed % 3]] * 4, "obs" if seed % 2 else "info")
+    with (
+        ParallelVectorEnv([env] * 2, "dummy", autoreset_mode=mode) as agents,
+        ParallelVectorEnv([env] * 2, "dummy", autoreset_mode=mode) as below,
+    ):
+        envs, died, rng = flatten_agents(below, own_episodes=is_own), np.zeros((8, 2), bool), np.random.default_rng(0)
+        agents.reset(seed=seed)
+        assert envs.reset(seed=seed)[0] in envs.observation_space
+        for _ in range(12):
+            rows = [draw(envs.single_action_space, rng) for _ in range(8)]
+            batches = agents.step({a: stacked(envs.single_action_space, rows[j::4]) for j, a in enumerate(AGENTS)})
+            flat = envs.step(stacked(envs.single_action_space, rows))
+            assert flat[0] in envs.observation_space
+            for row in range(8):
+                check_row(row, batches, flat, died, is_own, mode == "SameStep")
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
@@ -149,26 +141,6 @@ def test_a_reset_mask_resets_whole_envs_and_seeds_are_one_for_each_env_or_one_fo
         obs, infos = envs.reset(seed=seed, options=second)
         assert obs.tolist() == [[1, 1]] * 3 + [[21, 0]] * 3
         assert infos["_alive"].tolist() == [False] * 3 + [True] * 3
-
-
-def test_dict_and_tuple_spaces_are_batched():
-    class Rich(Herd):
-        _obs = dict.fromkeys(Herd._obs, spaces.Dict({"x": Herd._obs["cow_0"], "y": spaces.Discrete(5)}))
-        _act = dict.fromkeys(Herd._act, spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 1, (2,), np.float32)]))
-
-        def _see(self, agent):
-            return {"x": super()._see(agent), "y": self.t}
-
-        def step(self, actions):
-            return super().step({agent: move + push.sum() for agent, (move, push) in actions.items()})
-
-    with ParallelVectorEnv([Rich] * 2, "dummy") as venv:
-        envs = flatten_agents(venv)
-        obs, _ = envs.reset(seed=0)
-        assert obs in envs.observation_space
-        obs, rewards, *_ = envs.step((np.arange(6) % 3, np.full((6, 2), 0.25, np.float32)))
-        assert rewards.tolist() == [1.5, 2.5, 3.5] * 2
-        assert (obs["x"].shape, obs["y"].tolist()) == ((6, 2), [1] * 6)
 
 
 def test_the_monitor_of_a_rollout_buffer_is_around_the_envs(herds):

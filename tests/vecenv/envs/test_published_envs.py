@@ -1,4 +1,4 @@
-"""Envs that return exactly what a published package returns, if this differs from gymnasium's own envs.
+"""Suites of envs, and envs that return what a published package returns, if this differs from gymnasium's own envs.
 
 The page "Works with" has a row for each package.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,24 @@ import pytest
 from gymnasium import spaces
 
 from collector import Dataset, RecordEpisodes
-from tests.support.backends import full
-from vecenv import DummyVectorEnv, EnvContractError, ShmemVectorEnv, SyncVectorEnv, ThreadVectorEnv, nest
+from tests.fuzz.envs import assert_same
+from tests.support.backends import FULL, NEEDS_DM_CONTROL, full
+from vecenv import (
+    DMControlEnv,
+    DummyVectorEnv,
+    EnvContractError,
+    PettingZooEnv,
+    ShmemVectorEnv,
+    SyncVectorEnv,
+    ThreadVectorEnv,
+    nest,
+)
+
+STEPS = 12
 
 
 class Published(gymnasium.Env[Any, Any]):
-    """Env whose observations and rewards come from its generator. Episodes have three steps."""
+    """Env whose observations and rewards come from its generator. Episodes have STEPS steps."""
 
     observation_space: Any = spaces.Box(0, 1, (2,))
     action_space: Any = spaces.Discrete(3)
@@ -34,7 +47,7 @@ class Published(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.t += 1
-        return self.observe(), self.reward(), self.t == 3, False, self.info
+        return self.observe(), self.reward(), self.t == STEPS, False, self.info
 
     def observe(self) -> Any:
         return self.np_random.random(2, np.float32)
@@ -84,25 +97,39 @@ class Grid(Published):
 
 
 def loop(make: Callable[[], Any], seed: int) -> list[Any]:
-    """Return the results of the env alone."""
-    env = make()
+    """Return the actions and results of the env alone."""
+    env, found = make(), []
+    env.action_space.seed(seed)
     env.reset(seed=seed)
-    return [env.step(env.action_space.sample()) for _ in range(3)]
+    for _ in range(STEPS):
+        action = env.action_space.sample()
+        obs, *others = env.step(action)
+        found.append((action, nest.map(np.array, obs), *others))
+    env.close()
+    return found
+
+
+SUITES = [
+    partial(gymnasium.make, "CartPole-v1"),
+    partial(gymnasium.make, "HalfCheetah-v5"),
+    partial(gymnasium.make, "ale_py:ALE/Pong-v5"),
+    partial(PettingZooEnv, "classic/rps-v2"),
+    pytest.param(partial(DMControlEnv, "walker", "walk"), marks=[FULL, NEEDS_DM_CONTROL]),
+]
 
 
 @pytest.mark.guarantee("G1.1")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*Overriding environment")
 @pytest.mark.parametrize("make", [DummyVectorEnv, *full([ThreadVectorEnv, ShmemVectorEnv])])
-@pytest.mark.parametrize("env", [Foraging, Highway, MetaWorld, Grid])
+@pytest.mark.parametrize("env", [Foraging, Highway, MetaWorld, Grid, *full(SUITES[:-1]), SUITES[-1]])
 def test_results_are_those_of_the_env_alone(env: Any, make: Any) -> None:
     alone = loop(env, 1), loop(env, 2)
     with make([env] * 2) as venv:
         venv.reset(seed=[1, 2])
         for want in zip(*alone, strict=True):
-            obs, rew, terminated, truncated, infos = venv.step([venv.action_space[0].sample() for _ in range(2)])
-            for i, (last_obs, *others, info) in enumerate(want):
-                for mine, leaf in zip(nest.leaves(nest.take(obs, i)), nest.leaves(last_obs), strict=True):
-                    assert mine.dtype == np.asarray(leaf).dtype
-                    assert np.array_equal(mine, leaf)
+            obs, rew, terminated, truncated, infos = venv.step([action for action, *_ in want])
+            for i, (_, last_obs, *others, info) in enumerate(want):
+                assert_same(nest.map(np.asarray, nest.take(obs, i)), last_obs, "obs")
                 for column, value in zip((rew, terminated, truncated), others, strict=True):
                     assert np.array_equal(column[i], value)
                 assert str(infos[i]) == str({**info, "env_id": i})
@@ -112,9 +139,9 @@ def test_the_facade_of_gymnasium_and_data_sets_keep_a_reward_per_agent(tmp_path:
     """gymnasium's SyncVectorEnv raises "setting an array element with a sequence"."""
     envs = RecordEpisodes(SyncVectorEnv([Foraging] * 2), tmp_path)
     envs.reset(seed=1)
-    rewards = [envs.step(envs.action_space.sample())[1] for _ in range(3)]
+    rewards = [envs.step(envs.action_space.sample())[1] for _ in range(STEPS)]
     envs.close()
-    assert [each.shape for each in rewards] == [(2, 2)] * 3
+    assert [each.shape for each in rewards] == [(2, 2)] * STEPS
     assert np.array_equal(Dataset(tmp_path)[0].reward, [each[0] for each in rewards])
 
 
@@ -128,5 +155,5 @@ def test_sb3_takes_one_reward_and_the_error_names_the_wrapper() -> None:
     envs = sb3.DummyVecEnv([lambda: gymnasium.wrappers.TransformReward(Foraging(), sum)])
     envs.seed(1)
     envs.reset()
-    assert envs.step([(0, 0)])[1].tolist() == [np.float32(loop(Foraging, 1)[0][1][1])]
+    assert envs.step([(0, 0)])[1].tolist() == [np.float32(loop(Foraging, 1)[0][2][1])]
     envs.close()

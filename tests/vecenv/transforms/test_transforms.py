@@ -16,6 +16,7 @@ from tests.fuzz import transforms as programs
 from tests.fuzz.driver import run as run_programs
 from tests.support.cases import counting
 from tests.support.transform_envs import IMAGE, MIXED, VECTOR, Samples, plain
+from tests.support.transform_forms import Seen
 from vecenv import DummyVectorEnv, GymnasiumVectorEnv, nest
 from vecenv import transforms as tf
 
@@ -91,23 +92,15 @@ def test_actions_pass_the_last_transform_first():
         def inv(self, action):
             return action * 2
 
-    seen = []
-
-    class Notes(Samples):
-        def step(self, action):
-            seen.append(action.tolist())
-            return super().step(action)
-
-    for wrap, actions in (
-        (tf.TransformedEnv, [np.array([1, 2], np.float32)]),
-        (in_parent, [np.array([[1, 2]], np.float32), [[1.0, 2.0]], ([1.0, 2.0],)]),  # the last: an action per env
+    for wrap, action in (
+        (tf.TransformedEnv, np.array([1, 2], np.float32)),
+        *((in_parent, batch) for batch in (np.array([[1, 2]], np.float32), [[1.0, 2.0]], ([1.0, 2.0],))),
     ):
-        env = wrap(Notes(), [Adds(), Doubles()])
+        env = wrap(Seen(), [Adds(), Doubles()])
         env.reset(seed=0)
-        for action in actions:
-            env.step(action)
+        info = env.step(action)[-1]
+        assert (info if wrap is tf.TransformedEnv else info[0])["action"].tolist() == [3, 5]
         env.close()
-    assert seen == [[3, 5]] * 4
 
 
 def test_the_action_space_of_a_transform_is_seeded():
@@ -157,15 +150,6 @@ def test_a_clone_and_a_pickle_have_the_settings_and_no_env():
 
 
 # Transforms of a single env.
-
-
-def test_frame_skip_sums_rewards_and_stops_at_the_end():
-    env = tf.TransformedEnv(gymnasium.make("CartPole-v1", max_episode_steps=6), [tf.StepCounter(), tf.FrameSkip(4)])
-    env.reset(seed=0)
-    obs, reward, terminated, truncated, _ = env.step(0)
-    assert (obs["step_count"], reward, terminated, truncated) == (4, 4.0, False, False)
-    obs, reward, terminated, truncated, _ = env.step(1)
-    assert (obs["step_count"], reward, terminated, truncated) == (6, 2.0, False, True)
 
 
 def test_noops_are_as_many_as_the_seed_says():

@@ -18,6 +18,7 @@ from gymnasium.wrappers import (
     TransformObservation,
 )
 
+from tests.support.cases import playing
 from tests.support.transform_envs import IMAGE, VECTOR, Samples
 from tests.support.transform_forms import Seen
 from vecenv import DummyVectorEnv
@@ -70,21 +71,11 @@ def test_what_is_made_is_what_the_library_makes(name):
         np.testing.assert_allclose(made, GOLDEN[name], rtol=tolerance, atol=tolerance)
 
 
-class Shows:
-    """Env that is only made for its spaces."""
-
-    observation_space, action_space = spaces.Box(-np.inf, np.inf, (3,), np.float32), None
-
-    def reset(self, **kwargs):
-        return None, {}
-
-    def step(self, action):
-        return None, 0.0, False, False, {}
-
-
 def test_vec_norm_is_that_of_torchrl():
     """TorchRL computes its sums in float32."""
-    with tf.TransformedVectorEnv(DummyVectorEnv([Shows] * 6), tf.VecNorm(decay=0.9)) as venv:
+    with tf.TransformedVectorEnv(
+        DummyVectorEnv(playing(spaces.Box(-np.inf, np.inf, (3,)), []) * 6), tf.VecNorm(decay=0.9)
+    ) as venv:
         for batch in range(4):
             rows = tf.Rows(X * (batch + 1), None, REWARD[:, 0] - batch, ids=np.arange(6))
             venv.transform.step(rows)

@@ -18,7 +18,7 @@ from tests.support.backends import FULL
 from tests.support.seeded_envs import Masked
 from vecenv import make_vec, tune
 from vecenv.random_actions import sample_action
-from vecenv.testing import CountingEnv, check_env
+from vecenv.testing import CountingEnv, RaisesOnReset, RaisesOnStep, check_env
 from vecenv.transforms import NoopReset, TransformedEnv
 from vecenv.tuning.repeats import RepeatProbe, first_difference, flatten, play
 
@@ -58,29 +58,14 @@ def test_a_trajectory_has_copies_and_ends_with_its_episode_or_its_actions() -> N
     assert lengths == {2: [0, 1, 2], 9: [0, 1, 2, 3]}
 
 
-class Failing(CountingEnv):
-    """Env that fails in step 3, or cannot be reset."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self._at = at
-
-    def reset(self, **kwargs: Any) -> Any:
-        if not self._at:
-            raise OverflowError("no reset")
-        return super().reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        if self.t == self._at:
-            raise OverflowError("no step")
-        return super().step(action)
-
-
 def test_a_failed_step_ends_a_trajectory_and_a_failed_reset_is_raised() -> None:
     seeds = [(1, 1), (2, 2)]
-    assert "keeps a state of the episode before: obs[1]" in RepeatProbe(lambda: Failing(3), seeds).find_difference()
-    with pytest.raises(OverflowError, match="no reset"):
-        RepeatProbe(lambda: Failing(0), seeds).find_difference()
+    assert (
+        "keeps a state of the episode before: obs[1]"
+        in RepeatProbe(partial(RaisesOnStep, at=3), seeds).find_difference()
+    )
+    with pytest.raises(ValueError, match="boom in reset"):
+        RepeatProbe(partial(RaisesOnReset, at=0), seeds).find_difference()
 
 
 class Drawing(CountingEnv):

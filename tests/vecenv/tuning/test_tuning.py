@@ -101,45 +101,29 @@ def test_env_fns_that_cannot_be_sent_leave_what_runs_in_this_process() -> None:
             assert row.note.startswith("TypeError: env_fns[0] cannot be sent to a worker")
 
 
-BROKE = "OverflowError: the env broke"
+NAMES = ("DummyVectorEnv", "ShmemVectorEnv, 2 workers", "ThreadVectorEnv, 2 threads")
+HANGS = partial(Fails, "hangs")
+STUCK = "one env, alone in a worker, was not made in 0.5 s, or not stepped and closed"
+UNMEASURED = (
+    "ShmemVectorEnv, 2 workers: WorkerTimeoutError",
+    "DummyVectorEnv: not measured: an env hung or crashed in",
+)
 
 
 @FULL
 @pytest.mark.parametrize(
     ("env_fns", "patch", "error", "says"),
     [
-        (
-            [partial(Fails, "raises")] * 2,
-            None,
-            VectorEnvError,
-            [
-                f"{name}: {BROKE}"
-                for name in ("DummyVectorEnv", "ShmemVectorEnv, 2 workers", "ThreadVectorEnv, 2 threads")
-            ],
-        ),
-        (
-            [partial(Fails, "hangs")] * 2,
-            "START_TIMEOUT",
-            WorkerTimeoutError,
-            ["one env, alone in a worker, was not made in 0.5 s, or not stepped and closed"],
-        ),
-        (
-            [CHEAP, partial(Fails, "hangs")],
-            "STEP_TIMEOUT",
-            VectorEnvError,
-            [
-                "ShmemVectorEnv, 2 workers: WorkerTimeoutError",
-                "DummyVectorEnv: not measured: an env hung or crashed in",
-            ],
-        ),
+        ([partial(Fails, "raises")] * 2, "STEP_TIMEOUT", VectorEnvError, [f"{name}: OverflowError" for name in NAMES]),
+        ([HANGS] * 2, "START_TIMEOUT", WorkerTimeoutError, [STUCK]),
+        ([CHEAP, HANGS], "STEP_TIMEOUT", VectorEnvError, UNMEASURED),
     ],
     ids=["all raise", "the first hangs", "another hangs"],
 )
 def test_if_all_candidates_fail_the_error_has_each_reason(
-    env_fns: Any, patch: str | None, error: Any, says: list[str], monkeypatch: pytest.MonkeyPatch
+    env_fns: Any, patch: str, error: Any, says: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if patch:
-        monkeypatch.setattr(f"{MODULE}.{patch}", 0.5)
+    monkeypatch.setattr(f"{MODULE}.{patch}", 0.5)
     with pytest.raises(error) as caught:
         tune(env_fns, **QUICK)
     assert [part for part in says if part not in str(caught.value)] == []
