@@ -66,6 +66,7 @@ ROWS = [
     Row("AgileRL PPO", NEXT, "agilerl", "agilerl.ppo"),
     Row("AgileRL PPO", SAME, "agilerl", "agilerl.ppo", {"mode": "SameStep"}),
     Row("XuanCe PPO", "own", "xuance", "xuance.ppo", over="own"),
+    Row("SheepRL PPO", "own", "sheeprl", "sheeprl.ppo"),
     Row("examples/ppo_cleanrl.py", NEXT, "torch", "recipes.ppo_cleanrl", over="vecenv"),
     Row("examples/collect.py", "own", "torch", "recipes.collect", over="vecenv"),
     Row("examples/tianshou_dqn.py", "own", "torch", "recipes.tianshou_dqn", over="vecenv"),

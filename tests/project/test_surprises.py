@@ -12,7 +12,9 @@ import pytest
 from gymnasium import spaces
 
 import vecenv
+from collector import Dataset, RecordEpisodes, SyncDataCollector
 from tests.support.paths import ROOT
+from vecenv.transforms import NormalizeReward, TransformedVectorEnv
 
 LIBRARIES = tomllib.loads((ROOT / "docs/tables/surprises.toml").read_text("utf-8"))["library"]
 ROWS = [row for library in LIBRARIES for row in library["row"]]
@@ -138,3 +140,53 @@ def test_ppo_of_sb3_ignores_the_start_of_a_discrete_space_over_both():
         stable_baselines3.PPO("MlpPolicy", envs, n_steps=32, batch_size=32, device="cpu", seed=0).learn(32)
         envs.close()
         assert taken == {0, 1, 2}
+
+
+class LastStep(gym.Env):
+    """Env whose only reward is 10, in the last of 5 steps."""
+
+    observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
+
+    def __init__(self, flag):
+        self.flag = flag
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        over = self.steps == 5
+        flags = over and self.flag == "terminated", over and self.flag == "truncated"
+        return np.full(1, self.steps, np.float32), 10.0 * over, *flags, {}
+
+
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+def test_normalised_rewards_do_not_depend_on_the_episodes_before(flag):
+    expected = {"NEXT_STEP": {"terminated": 15.8, "truncated": 0.246}[flag], "SAME_STEP": 2.5}
+    actions = np.zeros(2, np.int64)
+    for mode, reward in expected.items():
+        mode = gym.vector.AutoresetMode[mode]
+        theirs = gym.vector.SyncVectorEnv([lambda: LastStep(flag)] * 2, autoreset_mode=mode)
+        theirs = gym.wrappers.vector.NormalizeReward(theirs)
+        theirs.reset()
+        rewards = [theirs.step(actions)[1][0] for _ in range(1200)]
+        assert np.isclose(next(each for each in reversed(rewards) if each), reward, rtol=0.02)
+    with TransformedVectorEnv(vecenv.DummyVectorEnv([lambda: LastStep(flag)] * 2), NormalizeReward()) as ours:
+        for _ in range(200):
+            ours.reset()
+            rewards = [ours.step(actions)[1][0] for _ in range(5)]
+    assert np.allclose(rewards, [0, 0, 0, 0, 2.5])
+
+
+def test_data_sets_and_flat_batches_are_in_c_order(tmp_path):
+    with vecenv.DummyVectorEnv(["CartPole-v1"] * 3) as envs:
+        batch = next(iter(SyncDataCollector(envs, None, frames_per_batch=30))).flatten()
+    with RecordEpisodes(vecenv.SyncVectorEnv(["CartPole-v1"] * 2), tmp_path / "data") as envs:
+        envs.reset(seed=0)
+        for _ in range(60):
+            envs.step(np.zeros(2, np.int64))
+    transitions = Dataset(tmp_path / "data").transitions().as_dict()
+    for array in (batch.obs, batch.next.obs, batch.action, batch.reward, *transitions.values()):
+        assert array.flags.c_contiguous
