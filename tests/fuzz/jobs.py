@@ -1,7 +1,4 @@
-"""Jobs that are killed, stopped or fail, and then resumed, against a loop that plays the same episodes.
-
-`python -m tests.fuzz.kills` kills longer jobs, also on a Ray cluster.
-"""
+"""Jobs that are killed, stopped or fail, and then resumed, against a loop that plays the same episodes."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from tests.support.cases import equal_bits
+from tests.support.compare import assert_same as assert_same
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
 OURS = {
@@ -100,30 +100,6 @@ class Remembers(gym.Env):
 def cartpoles(n, max_episode_steps=10, **options):
     """Return CartPoles with short episodes: some are truncated, some terminate."""
     return [lambda: gym.make("CartPole-v1", max_episode_steps=max_episode_steps, **options)] * n
-
-
-def assert_same(left, right, where="result"):
-    """Check that two results are equal, with their types, dtypes, shapes and keys."""
-    if isinstance(right, dict):
-        assert isinstance(left, dict), where
-        assert left.keys() == right.keys(), where
-        for key in right:
-            assert_same(left[key], right[key], f"{where}[{key!r}]")
-    elif isinstance(right, (tuple, list)):
-        assert type(left) is type(right), where
-        assert len(left) == len(right), where
-        for i, (a, b) in enumerate(zip(left, right, strict=True)):
-            assert_same(a, b, f"{where}[{i}]")
-    elif hasattr(right, "__array__") and not isinstance(right, np.generic):  # also infos of our vector envs
-        assert hasattr(left, "__array__"), where
-        left, right = np.asarray(left), np.asarray(right)
-        assert (left.dtype, left.shape) == (right.dtype, right.shape), where
-        if right.dtype == object:
-            assert_same(left.tolist(), right.tolist(), where)
-        else:
-            assert equal_bits(left, right), where
-    else:
-        assert left == right, where
 
 
 class Foreign:

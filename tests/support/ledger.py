@@ -277,11 +277,6 @@ class Ledger:
         for i in ids:
             self.episode[i] = 0
 
-    def catch_up(self) -> None:
-        """Read the state of the envs, which have all been reset, as the expected state."""
-        self.sent.clear()
-        self.episode, self.t = self.venv.get_env_attr("episode"), self.venv.get_env_attr("t")
-
     def goes_on(self, failed: Sequence[int], kind: type[BaseException]) -> None:
         """Check that failed envs refuse steps with a `kind` without stepping any env, and work after a reset."""
         assert self.venv.failed_id == list(failed)
