@@ -19,6 +19,7 @@ from hypothesis.stateful import initialize, rule
 from collector import AsyncDataCollector, EpisodeCutter, Interruptor, SyncDataCollector, action_seed
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import Scripted, Told, assert_same
+from tests.fuzz.episodes import compare_episode, keyed_actions
 from tests.support.leaky import always
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv, nest
 from vecenv.arguments import seed_chain
@@ -281,7 +282,9 @@ class Fuzz(Program):
         if self.numbered is None:
             self.last_ids, self.returns = [-1] * self.n, np.zeros((self.n, 2))
             self.set_seed(self.seed)
-        self.samples = self.reference() if self.policy == "noisy" else {}
+        self.samples: Any = {}
+        if self.policy == "noisy":
+            self.samples = keyed_actions(MaskedTold, NoisyPolicy(), list(reversed(self.numbered)), self.most)
         self.cutter, self.played = EpisodeCutter(), set[int]()
 
     def close(self) -> None:
@@ -289,15 +292,6 @@ class Fuzz(Program):
             self.collector.shutdown()
         if hasattr(self, "venv"):
             self.venv.close()
-
-    def reference(self) -> dict[int, Any]:
-        """The actions of a policy with keyed noise in each episode, which does not depend on what is played beside."""
-        fns, cutter, found = [MaskedTold], EpisodeCutter(), dict[int, Any]()
-        options = {"episode_seeds": list(reversed(self.numbered or ())), "max_frames_per_traj": self.most}
-        with SyncDataCollector(fns, NoisyPolicy(), frames_per_batch=5, **options) as collector:
-            for batch in collector:
-                found |= {each.number: np.asarray(each.action) for each in cutter.cut(batch)}
-        return found
 
     def transitions(self, i: int, seed: int | None = None) -> Iterator[Any]:
         """Play alone. Yield obs, action, reward, flags, next obs, step, mask and info; the number of a failed step."""
@@ -547,24 +541,16 @@ class Fuzz(Program):
             assert episode.number not in self.played, f"episode {episode.number} comes twice"
             assert episode.number not in self.broken, f"the env of episode {episode.number} failed"
             self.played.add(episode.number)
-            env, want, over, t = MaskedTold(), list[Any](), False, 0
-            env.action_space = spaces.Discrete(1000, seed=action_seed(0, episode.number))
-            obs, info = env.reset(seed=seeds[episode.number])
-            while not over:
-                action: Any = action_of(self.policy, obs, 0, t, t, info)
+            space = spaces.Discrete(1000, seed=action_seed(0, episode.number))
+
+            def choose(obs: Any, info: Any, step: int, space: Any = space, number: int = episode.number) -> Any:
+                if self.policy == "noisy":
+                    return self.samples[number][step]
                 if self.policy == "random":
-                    action = env.action_space.sample(info.get("action_mask"))
-                elif self.policy == "noisy":
-                    action = self.samples[episode.number][t]
-                following, reward, terminated, _, info = env.step(action)
-                t += 1
-                truncated = t == self.most
-                want.append((obs, action, reward, terminated, truncated))
-                over, obs = terminated or truncated, following
-            columns = [np.array(column) for column in zip(*want, strict=True)]
-            columns[0] = np.concatenate([columns[0], obs[None]])
-            for name, column in zip(("obs", "action", "reward", "terminated", "truncated"), columns, strict=True):
-                assert_same(np.asarray(getattr(episode, name)), column, f"{name} of episode {episode.number}")
+                    return space.sample(info.get("action_mask"))
+                return action_of(self.policy, obs, 0, step, step, info)
+
+            compare_episode(episode, MaskedTold(), seeds[episode.number], self.most, choose)
 
     def end(self) -> None:
         self.over = True

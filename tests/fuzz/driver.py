@@ -154,6 +154,7 @@ def fuzz(name: str, program: type[Program], first_seed: int, minutes: float | No
     seeds, deadline = ([first_seed], None) if minutes is None else (itertools.count(first_seed), begin + 60 * minutes)
     found = 0
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background ignores SIGINT
     try:
         run(program, seeds, deadline)
     except Exception as error:

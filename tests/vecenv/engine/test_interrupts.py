@@ -20,6 +20,7 @@ from gymnasium.error import ResetNeeded
 
 from collector import AsyncDataCollector, SyncDataCollector
 from tests.fuzz.driver import run
+from tests.fuzz.envs import Told
 from tests.fuzz.interrupts import Fuzz
 from tests.support.agent_envs import Herd
 from tests.support.backends import FULL, ON_RAY, PROCESS_BACKENDS, RAY, and_ray, full, on_this_node
@@ -27,7 +28,7 @@ from tests.support.cases import custom
 from tests.support.commands import CommandVectorEnv
 from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.ctrl_c import interrupt_in_request_to_forkserver, interrupting
-from tests.support.faulty import Chatty, Counter, Does, InterruptsParent, counters
+from tests.support.faulty import Counter, Does, InterruptsParent, counters
 from tests.support.interrupts import interrupted
 from tests.support.ledger import gone, kill, pids
 from tests.support.local_ray import FAR, NEAR
@@ -71,17 +72,21 @@ class Subject(NamedTuple):
 # Vector envs.
 
 
+TELLS = partial(Told, objects=True, length=10**9)
+"""Env with texts and infos, which do not travel in the rows of the arena."""
+
+
 def times(rows: Any) -> list[int]:
-    """Return the step numbers of rows of `Chatty` envs, which must be the same in all columns."""
+    """Return the step numbers of rows of `TELLS` envs, which must be the same in all columns."""
     obs, *_, info = rows
-    found = obs["row"][:, 2].astype(int).tolist()
+    found = obs["x"][:, 2].astype(int).tolist()
     assert obs["text"].tolist() == [f"{t}" for t in found]
     assert [(each["env_id"], each["at"]) for each in info] == list(enumerate(found))
     assert len(found) == N
     return found
 
 
-def vector_env(make: Any, env: Any = Chatty, **options: Any) -> Subject:
+def vector_env(make: Any, env: Any = TELLS, **options: Any) -> Subject:
     fns = [partial(env, i) for i in range(N)]
     return Subject(lambda: make(fns, num_workers=2, **options), lambda it: times(it.step(ACTIONS)), restarted)
 
