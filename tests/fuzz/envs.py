@@ -400,6 +400,7 @@ class Told(gymnasium.Env):
         if objects:
             self.observation_space = spaces.Dict({"x": numbers, "text": spaces.Text(9)})
         self.id, self.objects, self.first, self.t, self.length = id, objects, -1, 0, length
+        self.pid = os.getpid()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)

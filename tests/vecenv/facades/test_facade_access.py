@@ -62,7 +62,7 @@ class Tells(Reports):
 
     def step(self, action):
         obs, reward, terminated, truncated, _ = super().step(action)
-        self.state.t = self.deep[0]["state"].t = self.t
+        self.state.t = self.deep[0]["state"].t = self.taken
         return obs, reward, terminated, truncated, {"state": self.state, "deep": self.deep}
 
 
