@@ -9,7 +9,6 @@ import numpy as np
 from gymnasium import spaces
 
 from tests.support.cases import Records, discrete
-from tests.support.cases import described as described
 
 N = 3
 PAIR, ONE, NUMBER = (spaces.Box(-9, 9, shape, np.float32) for shape in ((2,), (1,), ()))
@@ -61,6 +60,18 @@ ROWS = {
     "Tuple float64, ints": (TUPLE, [(3, c) for c in TENTHS]),
 }
 """The same batches in the form of SB3, indexed by env."""
+
+
+def described(action):
+    """Return the types of an action and its parts, with dtype, shape and bytes."""
+    if isinstance(action, dict):
+        return {key: described(part) for key, part in action.items()}
+    if isinstance(action, (list, tuple)):
+        return type(action), [described(part) for part in action]
+    if isinstance(action, (np.ndarray, np.generic)):
+        values = action.tolist() if action.dtype == object else action.tobytes()
+        return type(action), action.dtype, action.shape, values
+    return type(action), action
 
 
 def actions_of(envs, batches):
