@@ -18,7 +18,8 @@ from hypothesis.stateful import initialize, rule
 
 from collector import AsyncDataCollector, EpisodeCutter, Interruptor, SyncDataCollector, action_seed
 from tests.fuzz.driver import Program
-from tests.fuzz.envs import Scripted, Told, assert_same, difference
+from tests.fuzz.envs import Scripted, Told, assert_same
+from tests.fuzz.episodes import compare_episode, keyed_actions
 from tests.support.leaky import always
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv, nest
 from vecenv.arguments import seed_chain
@@ -219,7 +220,7 @@ class Fuzz(Program):
         has_processes = backend in (ShmemVectorEnv, SubprocVectorEnv)
         self.numbered: Any = None
         self.over, self.cuts, self.interruptor = False, False, Interruptor()
-        self.restart, self.may_restart, self.has_ended = [False] * self.n, [False] * self.n, [False] * self.n
+        self.restart, self.may_restart, self.has_begun, self.has_ended = ([False] * self.n for _ in range(4))
         of_env: dict[str, Any] = {"on_error": "restart", "max_restarts": 10**6, "copy": draw("copy", True, False)}
         if backend is not DummyVectorEnv:
             of_env["num_workers"] = draw("workers", *range(1, self.n + 1))
@@ -247,8 +248,7 @@ class Fuzz(Program):
         else:
             self.policy = "module" if self.policy == "noisy" else self.policy  # its noise would be torch's
             self.at_each_iter = self.kind == "sync" and draw("reset_at_each_iter", False, False, False, True)
-            # A failed step at the end of a batch has no row: the loop would not know of it before the reset.
-            fails_at = [0 if self.at_each_iter else draw("fails at", 0, 0, *range(12)) for _ in range(self.n)]
+            fails_at = [draw("fails at", 0, 0, *range(12)) for _ in range(self.n)]
             self.faults = any(fails_at)
             of_each: dict[str, Any] = {"space": draw("observations", "floats", "boxes")}
             of_each["rewards"] = draw("rewards", "float", "vector")
@@ -277,12 +277,14 @@ class Fuzz(Program):
         kind = AsyncDataCollector if self.kind == "async" else SyncDataCollector
         options |= {"frames_per_batch": self.frames, "total_frames": self.total}
         self.collector = kind(self.venv, acts, **options)
-        self.given: Any = None
+        self.given = 0, False
         """The action in the row that is compared, and whether it was drawn."""
         if self.numbered is None:
             self.last_ids, self.returns = [-1] * self.n, np.zeros((self.n, 2))
             self.set_seed(self.seed)
-        self.samples = self.reference() if self.policy == "noisy" else {}
+        self.samples: Any = {}
+        if self.policy == "noisy":
+            self.samples = keyed_actions(MaskedTold, NoisyPolicy(), list(reversed(self.numbered)), self.most)
         self.cutter, self.played = EpisodeCutter(), set[int]()
 
     def close(self) -> None:
@@ -291,17 +293,8 @@ class Fuzz(Program):
         if hasattr(self, "venv"):
             self.venv.close()
 
-    def reference(self) -> dict[int, Any]:
-        """The actions of a policy with keyed noise in each episode, which does not depend on what is played beside."""
-        fns, cutter, found = [MaskedTold], EpisodeCutter(), dict[int, Any]()
-        options = {"episode_seeds": list(reversed(self.numbered or ())), "max_frames_per_traj": self.most}
-        with SyncDataCollector(fns, NoisyPolicy(), frames_per_batch=5, **options) as collector:
-            for batch in collector:
-                found |= {each.number: np.asarray(each.action) for each in cutter.cut(batch)}
-        return found
-
     def transitions(self, i: int, seed: int | None = None) -> Iterator[Any]:
-        """Play alone. Yield obs, action, reward, flags, next obs, step, mask and info; None: the step failed."""
+        """Play alone. Yield obs, action, reward, flags, next obs, step, mask and info; the number of a failed step."""
         env = self.envs[i]
         while True:
             obs, info = env.reset(seed=seed)
@@ -314,7 +307,7 @@ class Fuzz(Program):
                 try:
                     following, reward, terminated, truncated, after = env.step(action)
                 except KeyError:
-                    yield None
+                    yield t
                     self.restart[i] = self.may_restart[i] = False
                     break
                 if self.given[1] and "action_mask" in info:
@@ -344,11 +337,13 @@ class Fuzz(Program):
             return
         self.is_fresh = False
         try:
-            if hooked and self.numbered is None and not self.at_each_iter:
+            if hooked and self.numbered is None:
                 self.cuts = self.kind == "sync"
                 batch = self.collector.collect(n_step=self.frames, on_step=self.told_and_cut).batch
             else:
                 self.cuts = hooked = False
+                if self.numbered is None and self.at_each_iter:
+                    self.restart = [*self.has_begun]
                 batch = self.collector.next()
         except ArithmeticError:
             self.resume()
@@ -361,10 +356,9 @@ class Fuzz(Program):
         if self.numbered is not None:
             self.cut(batch)
             return
-        assert batch.frames == self.frames or stopped or self.faults, f"{batch.frames} of {self.frames} steps"
-        self.check_envs(batch, marked=self.marks and not hooked)
-        if self.at_each_iter:
-            self.restart = [True] * self.n
+        taken = batch.frames + len(batch.broken_ids) * (self.kind == "sync")
+        assert taken == self.frames or stopped, f"{taken} of {self.frames} steps"
+        self.check_envs(batch, batch.broken_ids, marked=self.marks and not hooked)
         if self.collector.frames >= self.total:
             assert self.collector.next() is None
             self.over = True
@@ -374,31 +368,35 @@ class Fuzz(Program):
         self.interruptor.start_collection()
         return stopped
 
-    def check_envs(self, batch: Any, marked: bool = False) -> None:
-        """Compare the rows of each env with the next rows of its loop. marked: the last rows are truncated."""
+    def check_envs(self, batch: Any, broken_ids: Any = (), marked: bool = False) -> None:
+        """Compare the rows of each env with the next rows of its loop.
+
+        broken_ids: ids of the episodes that failed. marked: the last rows are truncated.
+        """
         flat = as_arrays(batch.flatten())
         assert (np.diff(flat["env_ids"]) >= 0).all(), "the steps are not in the order of the envs"
         ended = []
         for i in range(self.n):
-            ended += self.check(i, nest.take(flat, flat["env_ids"] == i), marked)
+            failures = sum(traj_id % self.n == i for traj_id in broken_ids)  # an episode fails once
+            ended += self.check(i, nest.take(flat, flat["env_ids"] == i), failures, marked)
         found = np.asarray(batch.episode_returns)
         assert len(found) == len(ended), f"{len(found)} returns of {len(ended)} episodes"
         for one, other in zip(found, ended, strict=True):
             np.testing.assert_allclose(one, other[: np.size(one)] if np.ndim(one) else other[0], atol=1e-9)
 
-    def check(self, i: int, got: dict[str, Any], marked: bool) -> list[Any]:
-        """Compare the rows of env i with the next rows of its loop. Return the returns of the episodes that end."""
-        ended, count = [], len(got["action"])
+    def check(self, i: int, got: dict[str, Any], failures: int, marked: bool) -> list[Any]:
+        """Compare the rows of env i with the next rows of its loop. Return the returns of the episodes that end.
+
+        failures: number of failed steps in the batch. The step before a failed step of the same batch is truncated.
+        """
+        ended, truncated, count = [], list[bool](), len(got["action"])
         for k in range(count):
             self.given = int(got["action"][k]), self.policy == "random" or got["policy_version"][k] < 0
             self.restart[i] |= self.may_restart[i] and got["step_count"][k] == 0
             row = next(self.rows[i])
-            broken = row is None
-            while row is None:
+            while isinstance(row, int):
+                failures = self.fail(row, failures, truncated)
                 row = next(self.rows[i])
-            if broken and k:
-                continue_at = got["step_count"][k]
-                assert continue_at == 0, f"env {i} failed, and its next step has the number {continue_at}"
             *row, mask, info = row
             if "told" in got and not (self.kind == "async" and not got["told"][k].any()):  # a step of an earlier call
                 assert got["told"][k].tolist() == [info, payments([row[2]])[0]], f"the hook's info of env {i}, row {k}"
@@ -406,16 +404,29 @@ class Fuzz(Program):
                 assert_same(got["action_mask"][k], np.zeros(100, np.int8) if mask is None else mask, "the mask after")
             else:
                 assert mask is None, f"the mask of env {i}, row {k}, is not stored"
-            names = ("obs", "action", "reward", "terminated", "truncated", "next", "step_count")
+            truncated.append(row.pop(4))
+            names = ("obs", "action", "reward", "terminated", "next", "step_count")
             for name, value in zip(names, row, strict=True):
-                if name == "truncated":
-                    value |= (marked and k == count - 1) or (self.faults and got[name][k])
                 assert_row(got[name], k, value, f"{name} of env {i}, row {k}")
-            self.has_ended[i] = row[3] or row[4]
-            ended += self.add_step(i, int(got["traj_ids"][k]), *row[2:5], row[6])
+            self.has_begun[i], self.has_ended[i] = True, row[3] or truncated[k]
+            ended += self.add_step(i, int(got["traj_ids"][k]), row[2], self.has_ended[i], row[5])
+        while failures:
+            row = next(self.rows[i])
+            assert isinstance(row, int), f"env {i} failed in this batch, and a loop goes on with {row}"
+            failures = self.fail(row, failures, truncated)
+        if marked and truncated:
+            truncated[-1] = True
+        assert_same(got["truncated"], np.array(truncated, np.bool_), f"truncated of env {i}")
         return ended
 
-    def add_step(self, i: int, traj_id: int, reward: Any, terminated: bool, truncated: bool, t: int) -> list[Any]:
+    def fail(self, t: int, failures: int, truncated: list[bool]) -> int:
+        """Note that step t of an episode failed. Return the number of the failed steps that are left in the batch."""
+        assert failures, "a step failed of which the batch does not tell"
+        if truncated and t:
+            truncated[-1] = True
+        return failures - 1
+
+    def add_step(self, i: int, traj_id: int, reward: Any, has_ended: bool, t: int) -> list[Any]:
         """Check the id of the step's episode, and add to its return. Return a list with the return at the end."""
         if t == 0:
             self.returns[i] = 0
@@ -423,7 +434,7 @@ class Fuzz(Program):
         assert traj_id > self.last_ids[i] if t == 0 else traj_id == self.last_ids[i], f"id {traj_id} in env {i}"
         self.last_ids[i] = traj_id
         self.returns[i] += reward
-        return [self.returns[i].copy()] if terminated or truncated else []
+        return [self.returns[i].copy()] if has_ended else []
 
     @rule(count=st.integers(1, 6))
     def whole_episodes(self, count: int) -> None:
@@ -518,7 +529,7 @@ class Fuzz(Program):
                 setattr(self.envs[i], name, value)
         for i in ids:
             self.rows[i], self.restart[i], self.may_restart[i] = self.transitions(i), False, False
-            self.has_ended[i] = False
+            self.has_begun[i] = self.has_ended[i] = False
             if self.policy == "stateful":
                 self.calls[i] = self.acts.calls[i]
         self.is_fresh = True
@@ -530,24 +541,16 @@ class Fuzz(Program):
             assert episode.number not in self.played, f"episode {episode.number} comes twice"
             assert episode.number not in self.broken, f"the env of episode {episode.number} failed"
             self.played.add(episode.number)
-            env, want, over, t = MaskedTold(), list[Any](), False, 0
-            env.action_space = spaces.Discrete(1000, seed=action_seed(0, episode.number))
-            obs, info = env.reset(seed=seeds[episode.number])
-            while not over:
-                action: Any = action_of(self.policy, obs, 0, t, t, info)
+            space = spaces.Discrete(1000, seed=action_seed(0, episode.number))
+
+            def choose(obs: Any, info: Any, step: int, space: Any = space, number: int = episode.number) -> Any:
+                if self.policy == "noisy":
+                    return self.samples[number][step]
                 if self.policy == "random":
-                    action = env.action_space.sample(info.get("action_mask"))
-                elif self.policy == "noisy":
-                    action = self.samples[episode.number][t]
-                following, reward, terminated, _, info = env.step(action)
-                t += 1
-                truncated = t == self.most
-                want.append((obs, action, reward, terminated, truncated))
-                over, obs = terminated or truncated, following
-            columns = [np.array(column) for column in zip(*want, strict=True)]
-            columns[0] = np.concatenate([columns[0], obs[None]])
-            for name, column in zip(("obs", "action", "reward", "terminated", "truncated"), columns, strict=True):
-                assert_same(np.asarray(getattr(episode, name)), column, f"{name} of episode {episode.number}")
+                    return space.sample(info.get("action_mask"))
+                return action_of(self.policy, obs, 0, step, step, info)
+
+            compare_episode(episode, MaskedTold(), seeds[episode.number], self.most, choose)
 
     def end(self) -> None:
         self.over = True
@@ -574,8 +577,9 @@ def without_broken(rows: Iterator[Any]) -> Iterator[Any]:
     """Yield the rows of the episodes that do not fail."""
     episode = list[Any]()
     for row in rows:
-        episode = [] if row is None else [*episode, row]
-        if row is not None and (row[3] or row[4]):
+        has_failed = isinstance(row, int)
+        episode = [] if has_failed else [*episode, row]
+        if not has_failed and (row[3] or row[4]):
             yield from episode
             episode = []
 
@@ -588,7 +592,7 @@ def check_forms(batch: Any) -> None:
     split = batch.split_trajectories()
     check_split(split)
     for form in (split, split.to("cpu"), batch.to("cpu"), batch.to("cpu").split_trajectories()):
-        assert not (text := difference(as_arrays(form.flatten()), flat)), text
+        assert_same(as_arrays(form.flatten()), flat, "another form")
     found = batch.flatten().to_tensordict()["next"]
     np.testing.assert_array_equal(found["done"][:, 0], batch.flatten().done)
     np.testing.assert_array_equal(found["terminated"][:, 0] | found["truncated"][:, 0], batch.flatten().done)

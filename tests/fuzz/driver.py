@@ -16,14 +16,17 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-import hypothesis.internal.conjecture.engine as hypothesis_engine
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import engine as hypothesis_engine
+from hypothesis.internal.conjecture import providers
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
 from tests.fuzz.envs import Results, assert_same
 
 hypothesis_engine.MAX_SHRINKING_SECONDS = 60  # there is no setting for it; a program that hangs is shrunk for minutes
+# Otherwise it parses all imported modules for numbers to draw: a seed would depend on the modules and on their code.
+providers._get_local_constants = lambda: providers._local_constants
 SMALL = st.integers(0, 99)
 
 
@@ -151,6 +154,7 @@ def fuzz(name: str, program: type[Program], first_seed: int, minutes: float | No
     seeds, deadline = ([first_seed], None) if minutes is None else (itertools.count(first_seed), begin + 60 * minutes)
     found = 0
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background ignores SIGINT
     try:
         run(program, seeds, deadline)
     except Exception as error:

@@ -13,6 +13,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from tests.support.compare import assert_same as assert_same
+from tests.support.compare import is_list
 from vecenv.transforms import Rows, Transform
 
 FAR = 2**40
@@ -338,47 +340,6 @@ def objects(rows: Sequence[Any]) -> np.ndarray:
     return batch
 
 
-def difference(got: Any, want: Any, at: str = "", *, rounds: bool = False) -> str:
-    """Return the first difference of two trees in type, dtype, shape or bits, or "" if they are equal.
-
-    With `rounds`, floats may differ in their last bits.
-    """
-    if isinstance(got, Mapping) and isinstance(want, Mapping):
-        if got.keys() != want.keys():
-            return f"{at}: keys {list(got)}, expected {list(want)}"
-        parts = [(f"{at}[{key!r}]", got[key], want[key]) for key in want]
-    elif is_list(want) and kind_of(got) == kind_of(want) and len(got) == len(want):
-        parts = [(f"{at}[{k}]", *pair) for k, pair in enumerate(zip(got, want, strict=True))]
-    else:
-        same = kind_of(got) == kind_of(want) and not is_list(want) and equal(got, want, rounds)
-        return "" if same else f"{at}: {kind_of(got)} {got!r}, expected {kind_of(want)} {want!r}"
-    return next((text for place, a, b in parts if (text := difference(a, b, place, rounds=rounds))), "")
-
-
-def is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
-
-
-def kind_of(value: Any) -> str:
-    array = isinstance(value, np.ndarray)
-    return f"{value.dtype}{value.shape}" if array else type(value).__name__
-
-
-def equal(got: Any, want: Any, rounds: bool) -> bool:
-    """Compare two leaves of the same type: numbers and arrays by their bits."""
-    if not isinstance(want, (np.ndarray, np.generic, float)):
-        return bool(got == want)
-    one, two = np.asarray(got), np.asarray(want)
-    if rounds and two.dtype.kind == "f":
-        return np.allclose(one, two, *[1e-10 if two.itemsize == 8 else 1e-5] * 2, equal_nan=True)
-    return one.tobytes() == two.tobytes()
-
-
-def assert_same(got: Any, want: Any, what: str, *, rounds: bool = False) -> None:
-    text = difference(got, want, what, rounds=rounds)
-    assert not text, text
-
-
 class Results:
     """The latest results of a vector env. No later call may change them, whatever the caller writes into them."""
 
@@ -439,6 +400,7 @@ class Told(gymnasium.Env):
         if objects:
             self.observation_space = spaces.Dict({"x": numbers, "text": spaces.Text(9)})
         self.id, self.objects, self.first, self.t, self.length = id, objects, -1, 0, length
+        self.pid = os.getpid()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)

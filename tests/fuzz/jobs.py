@@ -1,7 +1,4 @@
-"""Jobs that are killed, stopped or fail, and then resumed, against a loop that plays the same episodes.
-
-`python -m tests.fuzz.kills` kills longer jobs, also on a Ray cluster.
-"""
+"""Jobs that are killed, stopped or fail, and then resumed, against a loop that plays the same episodes."""
 
 from __future__ import annotations
 
@@ -16,19 +13,10 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from collector import (
-    Dataset,
-    EpisodeCutter,
-    EpisodeSeeds,
-    Job,
-    SyncDataCollector,
-    action_seed,
-    episode_seed,
-    run_job,
-)
+from collector import Dataset, EpisodeSeeds, Job, action_seed, episode_seed, run_job
 from tests.fuzz import kills
 from tests.fuzz.driver import Program
-from tests.fuzz.envs import assert_same, stacked
+from tests.fuzz.episodes import compare_episode, keyed_actions
 from tests.support.job_envs import Counting
 from tests.support.seeded_envs import Masked
 
@@ -186,47 +174,26 @@ class Fuzz(Program):
         data, job = Dataset(self.out), Job(**self.settings)
         assert data.complete
         assert data.numbers.tolist() == self.numbers, f"episodes {data.numbers.tolist()}, expected {self.numbers}"
-        samples = self.samples(job) if job.policy.endswith("Noisy") else {}
+        samples = {}
+        if job.policy.endswith("Noisy"):
+            seeds = EpisodeSeeds(job.seed, numbers=range(job.episodes or 0))
+            samples = keyed_actions(partial(Counting, every=0), Noisy(), seeds, job.max_episode_steps)
         for episode in data:
             self.compare_episode(episode, job, samples.get(episode.number))
-
-    def samples(self, job: Job) -> dict[int, Any]:
-        """The actions of each episode, in one env in this process: noise depends on the episode and the step alone."""
-        seeds = EpisodeSeeds(job.seed, numbers=range(job.episodes or 0))
-        fns, options = [partial(Counting, every=0)], {"max_frames_per_traj": job.max_episode_steps}
-        cutter, found = EpisodeCutter(), {}
-        with SyncDataCollector(fns, Noisy(), frames_per_batch=64, episode_seeds=seeds, **options) as collector:
-            for batch in collector:
-                found |= {each.number: np.asarray(each.action) for each in cutter.cut(batch)}
-        return found
 
     def compare_episode(self, episode: Any, job: Job, samples: Any) -> None:
         env: Any = Counting() if job.env == ENVS["counting"] else Masked("info")
         seed = episode_seed(job.seed, episode.number)
         env.action_space.seed(action_seed(job.seed, episode.number))
-        obs, info = env.reset(seed=seed)
-        seen, rows, over = [obs], list[Any](), False
-        while not over:
-            action: Any = env.action_space.sample(info.get("action_mask"))
+
+        def choose(obs: Any, info: Any, step: int) -> Any:
             if samples is not None:
-                action = samples[len(rows)]
-            elif job.policy.endswith("Counts"):
-                action = np.array([obs["count"][1] / 32, len(rows) / 64], np.float32)
-            elif job.policy.endswith("Legal"):
-                action = np.int64(info["action_mask"].argmax() + 2)
-            obs, reward, terminated, truncated, info = env.step(action)
-            truncated = truncated or len(rows) + 1 == job.max_episode_steps
-            seen.append(obs)
-            rows.append((action, float(reward), terminated, truncated))
-            over = terminated or truncated
-        what = f"of episode {episode.number}"
-        assert episode.seed == seed, f"the seed {what}"
-        assert_same(as_arrays(episode.obs), stacked(env.observation_space, seen), f"obs {what}")
-        for name, column in zip(("action", "reward", "terminated", "truncated"), zip(*rows, strict=True), strict=True):
-            assert_same(np.asarray(getattr(episode, name)), np.array(column), f"{name} {what}")
+                return samples[step]
+            if job.policy.endswith("Counts"):
+                return np.array([obs["count"][1] / 32, step / 64], np.float32)
+            if job.policy.endswith("Legal"):
+                return np.int64(info["action_mask"].argmax() + 2)
+            return env.action_space.sample(info.get("action_mask"))
 
-
-def as_arrays(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: as_arrays(part) for key, part in tree.items()}
-    return tuple(map(as_arrays, tree)) if isinstance(tree, (tuple, list)) else np.asarray(tree)
+        assert episode.seed == seed, f"the seed of episode {episode.number}"
+        compare_episode(episode, env, seed, job.max_episode_steps, choose)

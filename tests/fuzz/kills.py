@@ -1,8 +1,4 @@
-"""`python -m tests.fuzz.kills`: kill jobs by SIGKILL, resume them, and compare with an undisturbed job.
-
-    python -m tests.fuzz.kills                            # 200 kills: some minutes
-    python -m tests.fuzz.kills --kills 20 --backend shmem
-    python -m tests.fuzz.kills --kills 30 --backend ray   # drivers and tasks of jobs on a Ray cluster
+"""Kill jobs by SIGKILL, resume them, and compare with an undisturbed job.
 
 Each job has a separate process, and small shards, so that it commits all the time. The process kills itself before,
 within or after a random system call of its commits (write, fsync, rename). A kill between two calls leaves the files
@@ -12,20 +8,17 @@ may be missing. Then the job is resumed. In the end, its episodes must equal the
 
 from __future__ import annotations
 
-import argparse
 import logging
 import multiprocessing
 import os
 import random
 import shutil
 import signal
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import gymnasium
 
@@ -183,16 +176,11 @@ def check(out: Path, before: set[int]) -> set[int]:
     return numbers
 
 
-class Tally(NamedTuple):
-    """The outcome of some kills."""
+def kill_jobs(folder: Path, jobs: LocalJobs, kills: int, seed: int, episodes: int) -> tuple[int, int]:
+    """Kill and resume jobs in `folder`, at least `kills` times in all. Return the numbers of kills and of jobs.
 
-    kills: int
-    jobs: int
-    """That were complete, and equal to the undisturbed one."""
-
-
-def kill_jobs(folder: Path, jobs: LocalJobs, kills: int, seed: int, episodes: int = 150) -> Tally:
-    """Kill and resume jobs in `folder`, at least `kills` times in all. Raise AssertionError if anything is lost."""
+    Raise AssertionError if anything is lost, or if a job differs from the undisturbed one.
+    """
     rng, killed, complete = random.Random(seed), 0, 0
     finish(start(folder / "whole", jobs.undisturbed(), episodes))
     while killed < kills:
@@ -211,49 +199,4 @@ def kill_jobs(folder: Path, jobs: LocalJobs, kills: int, seed: int, episodes: in
         assert Dataset(out).complete
         complete += 1
         shutil.rmtree(out)
-    return Tally(killed, complete)
-
-
-@contextmanager
-def cluster() -> Iterator[str]:
-    """Start a Ray on this machine with more CPUs than the machine has, and yield its address."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # a token is for the process that starts Ray, and its children
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
-    try:
-        yield str(made.address)
-    finally:
-        made.shutdown()
-
-
-def report(name: str, jobs: LocalJobs, kills: int, seed: int) -> None:
-    """Kill jobs in a temporary folder, and print the outcome."""
-    begin = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        killed, complete = kill_jobs(Path(folder), jobs, kills, seed)
-    seconds = time.perf_counter() - begin
-    print(
-        f"{name}: {killed} kills, {complete} jobs complete and equal to the undisturbed job; {seconds:.0f} s",
-        flush=True,
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=200, help="in all [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments [%(default)s]")
-    parser.add_argument("--backend", default="dummy,shmem", help="backends that share the kills, or ray [%(default)s]")
-    options = parser.parse_args()
-    backends = options.backend.split(",")
-    for i, backend in enumerate(backends):
-        kills = options.kills // len(backends) + (i < options.kills % len(backends))
-        if backend == "ray":
-            with cluster() as address:
-                report("ray", RayJobs(address=address), kills, options.seed + i)
-        else:
-            report(backend, LocalJobs(backend), kills, options.seed + i)
-
-
-if __name__ == "__main__":
-    main()
+    return killed, complete

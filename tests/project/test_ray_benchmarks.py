@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 
 pytest.importorskip("rich")
 
-from tests.fuzz.ray_soak import Found, Receipts
+from benchmarks.ray_soak import Found, Receipts
 
 pytestmark = pytest.mark.full
 
@@ -46,7 +46,7 @@ def test_receipts_see_frames_that_come_twice_are_missing_or_were_never_stepped(t
 @pytest.mark.timeout(300)
 def test_a_short_soak_holds_all_but_its_speed(tmp_path: Path) -> None:
     """The speed of restarts is not checked, because it depends on the load of the machine."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.ray_soak", "--minutes", "0.4", "--every", "8"]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ray_soak", "--minutes", "0.4", "--every", "8"]
     command += ["--json", str(tmp_path / "soak.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode in (0, 1), done.stderr

@@ -9,31 +9,26 @@ import tempfile
 import threading
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from tests.support.steps import Steps
 
-class Calm(gymnasium.Env):
-    """Env that draws observations from its own generator. Episodes have 7 steps."""
 
-    observation_space: Any = spaces.Box(-9, 9, (2,), np.float64)
+class Calm(Steps):
+    """Env that draws observations from its own generator."""
+
+    observation_space = spaces.Box(-9, 9, (2,), np.float64)
+    length = 7
 
     def __init__(self) -> None:
         self.action_space = spaces.Discrete(3)
-        self.taken = self.episodes = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.taken, self.episodes = 0, self.episodes + 1
-        return self.observe(), {}
 
     def observe(self) -> Any:
         return self.np_random.uniform(-9, 9, 2)
 
-    def step(self, action: Any) -> Any:
-        self.taken += 1
-        return self.observe(), float(action), self.taken == 7, False, {"taken": self.taken}
+    def pay(self, action: Any) -> float:
+        return float(action)
 
 
 class CountsInModule(Calm):
@@ -52,7 +47,7 @@ class KeepsInLaterEpisodes(Calm):
         return super().reset(seed=seed)
 
     def observe(self) -> Any:
-        return np.array([0.0 if self.seeded else self.episodes % 9, 0.0])
+        return np.array([0.0 if self.seeded else (self.episode + 1) % 9, 0.0])
 
 
 class RepeatsOneEpisode(Calm):
@@ -100,7 +95,7 @@ class RaisesInLateReset(Calm):
     """Env whose plays succeed, and whose measurement fails."""
 
     def reset(self, **kwargs: Any) -> Any:
-        if self.episodes == 8:
+        if self.episode == 7:
             raise ValueError("no ninth reset")
         return super().reset(**kwargs)
 

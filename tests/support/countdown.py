@@ -8,24 +8,22 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from tests.support.steps import Steps
 
-class Countdown(gymnasium.Env):
+
+class Countdown(Steps):
     """Env with episodes of `length` steps. The observation is (episode, step), so tests notice a wrong row."""
 
     def __init__(self, length: int) -> None:
         self.observation_space = spaces.Box(-1, 1000, (2,), np.int64)
         self.action_space = spaces.Discrete(3)
-        self.length, self.episode, self.taken = length, -1, 0
+        self.length = length
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self.episode, self.taken = self.episode + 1, 0
-        return np.array([self.episode, 0]), {}
+    def pay(self, action: Any) -> float:
+        return float(action)
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self.taken += 1
-        over = self.taken == self.length
-        return np.array([self.episode, self.taken]), float(action), over, False, {}
+    def observe(self) -> Any:
+        return np.array([self.episode, self.taken])
 
 
 class DictObs(gymnasium.ObservationWrapper):
@@ -68,41 +66,36 @@ class Tells(Countdown):
     values.
     """
 
-    def reset(self, **kwargs: Any) -> Any:
-        obs, _ = super().reset(**kwargs)
-        return obs, {"taken": -1, "vector": np.zeros(3, np.float32)}
-
-    def step(self, action: Any) -> Any:
-        obs, reward, over, *rest, info = super().step(action)
-        info |= {"taken": self.taken, "vector": np.full(3, self.taken, np.float32), "text": "a", "object": {1}}
-        return (obs, reward, over, *rest, info | {"success": True} if over else info)
+    def tell(self) -> dict[str, Any]:
+        if not self.taken:
+            return {"taken": -1, "vector": np.zeros(3, np.float32)}
+        info = {"taken": self.taken, "vector": np.full(3, self.taken, np.float32), "text": "a", "object": {1}}
+        return info | {"success": True} if self.taken == self.length else info
 
 
 MOVE = spaces.Dict(gear=spaces.Discrete(3), wheel=spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.MultiBinary(2))))
 
 
-class Drives(gymnasium.Env):
-    """Env that observes its last action, which must be in the action space. Episodes have five steps."""
+class Drives(Steps):
+    """Env that observes its last action, which must be in the action space."""
 
     observation_space = spaces.Box(-10, 10, (3,))
     action_space = MOVE
+    length = 5
 
     def __init__(self, breaks: bool = False) -> None:
         self.breaks = breaks
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action: Any) -> Any:
+    def pay(self, action: Any) -> float:
         assert self.action_space.contains(action), action
         return self.move(action["gear"], action["wheel"][0])
 
-    def move(self, gear: Any, wheel: Any) -> Any:
-        self.steps += 1
-        obs = np.array([gear, *wheel], np.float32)
-        return obs, np.nan if self.breaks else float(gear), self.steps == 5, False, {}
+    def move(self, gear: Any, wheel: Any) -> float:
+        self.last = np.array([gear, *wheel], np.float32)
+        return np.nan if self.breaks else float(gear)
+
+    def observe(self) -> Any:
+        return self.last if self.taken else np.zeros(3, np.float32)
 
 
 class BreaksOnce(Countdown):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import select
@@ -14,6 +13,8 @@ from multiprocessing import reduction
 from typing import Any
 
 import pytest
+
+from tests.support.interrupts import call_with_signal
 
 
 def interrupted(function: Callable[..., Any], first: bool = False) -> Callable[..., Any]:
@@ -78,22 +79,13 @@ def interrupt_at_random(step: Callable[[], Any], check: Callable[[], Any], times
 
     Returns the number of KeyboardInterrupts.
     """
-    previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
+
+    def steps() -> None:
+        for _ in range(1000):
+            step()
+
     interrupts = 0
-    gc.disable()  # Python drops an interrupt in a callback of the garbage collector (hypothesis has one)
-    try:
-        for _ in range(times):
-            try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, longest))
-                    for _ in range(1000):
-                        step()
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                interrupts += 1
-            check()
-    finally:
-        gc.enable()
-        signal.signal(signal.SIGALRM, previous)
+    for _ in range(times):
+        interrupts += call_with_signal(steps, random.uniform(1e-5, longest))[0]
+        check()
     return interrupts

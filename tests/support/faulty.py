@@ -79,36 +79,15 @@ def boom() -> Exception:
     return ValueError(BOOM)
 
 
-class Chatty(Counter):
-    """Returns infos and Text, which do not travel in the rows of the arena. Each holds the number of its step."""
-
-    def __init__(self, id: int) -> None:
-        super().__init__(id)
-        self.observation_space = spaces.Dict(
-            {"row": spaces.Box(-np.inf, np.inf, (4,), np.float64), "text": spaces.Text(20)}
-        )
-
-    def _told(self, obs: Any) -> Any:
-        return {"row": np.resize(obs, 4).astype(np.float64), "text": f"{self.t}"}
-
-    def reset(self, **kwargs: Any) -> Any:
-        obs, info = super().reset(**kwargs)
-        return self._told(obs), {**info, "at": self.t}
-
-    def step(self, action: Any) -> Any:
-        obs, reward, terminated, truncated, info = super().step(action)
-        return self._told(obs), reward, terminated, truncated, {**info, "at": self.t, "name": f"{self.t}"}
-
-
 class Does(Counter):
-    """Env that calls `what` in step `at` of every episode."""
+    """Env that calls `what` in step `at` of every episode, or in each step if `at` is 0."""
 
     def __init__(self, id: int, at: int, what: Callable[[], Any]) -> None:
         super().__init__(id)
         self.at, self.what = at, what
 
     def on_step(self) -> None:
-        if self.t == self.at:
+        if self.at in (0, self.t):
             self.what()
 
 
@@ -212,15 +191,9 @@ class HangsElsewhere(Counter):
             sleep_for_ages()
 
 
-class TakesLong(Counter):
-    """Each step takes `seconds`."""
-
-    def __init__(self, id: int, seconds: float) -> None:
-        super().__init__(id)
-        self.seconds = seconds
-
-    def on_step(self) -> None:
-        time.sleep(self.seconds)
+def TakesLong(id: int, seconds: float) -> Does:
+    """Return an env whose steps take `seconds`."""
+    return Does(id, 0, partial(time.sleep, seconds))
 
 
 class LargeAction(Counter):

@@ -6,7 +6,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from tests.support.cases import equal_bits
+from tests.support.compare import assert_same as assert_same
+from tests.support.steps import Steps
 from vecenv import AsyncVectorEnv, SyncVectorEnv
 
 OURS = {
@@ -16,27 +17,20 @@ OURS = {
 }
 
 
-class Reports(gym.Env):
+class Reports(Steps):
     """Env that returns the infos of a list in turn. The observation counts the steps; an episode has `length` steps."""
 
     observation_space = spaces.Box(0, 100, (2,), np.float32)
     action_space = spaces.Discrete(5)
 
     def __init__(self, *infos, length=100):
-        self.infos, self.length, self.t = infos, length, 0
+        self.infos, self.length = infos, length
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self._obs(), {}
+    def observe(self):
+        return np.full(2, self.taken, np.float32)
 
-    def step(self, action):
-        self.t += 1
-        info = self.infos[(self.t - 1) % len(self.infos)] if self.infos else {}
-        return self._obs(), 1.0, self.t == self.length, False, dict(info)
-
-    def _obs(self):
-        return np.full(2, self.t, np.float32)
+    def tell(self):
+        return dict(self.infos[(self.taken - 1) % len(self.infos)]) if self.infos and self.taken else {}
 
 
 class OneBuffer(Reports):
@@ -46,19 +40,13 @@ class OneBuffer(Reports):
         super().__init__(length=length)
         self.buffer, self.own = np.zeros(2, np.float32), np.zeros(1)
 
-    def _obs(self):
-        self.buffer[:] = self.t
+    def observe(self):
+        self.buffer[:] = self.taken
         return self.buffer
 
-    def step(self, action):
-        result = super().step(action)
-        self.own[:] = self.t
-        return (*result[:4], {"own": self.own})
-
-    def reset(self, **kwargs):
-        obs, _ = super().reset(**kwargs)
-        self.own[:] = -1
-        return obs, {"own": self.own}
+    def tell(self):
+        self.own[:] = self.taken or -1
+        return {"own": self.own}
 
 
 class Echo(gym.Env):
@@ -100,30 +88,6 @@ class Remembers(gym.Env):
 def cartpoles(n, max_episode_steps=10, **options):
     """Return CartPoles with short episodes: some are truncated, some terminate."""
     return [lambda: gym.make("CartPole-v1", max_episode_steps=max_episode_steps, **options)] * n
-
-
-def assert_same(left, right, where="result"):
-    """Check that two results are equal, with their types, dtypes, shapes and keys."""
-    if isinstance(right, dict):
-        assert isinstance(left, dict), where
-        assert left.keys() == right.keys(), where
-        for key in right:
-            assert_same(left[key], right[key], f"{where}[{key!r}]")
-    elif isinstance(right, (tuple, list)):
-        assert type(left) is type(right), where
-        assert len(left) == len(right), where
-        for i, (a, b) in enumerate(zip(left, right, strict=True)):
-            assert_same(a, b, f"{where}[{i}]")
-    elif hasattr(right, "__array__") and not isinstance(right, np.generic):  # also infos of our vector envs
-        assert hasattr(left, "__array__"), where
-        left, right = np.asarray(left), np.asarray(right)
-        assert (left.dtype, left.shape) == (right.dtype, right.shape), where
-        if right.dtype == object:
-            assert_same(left.tolist(), right.tolist(), where)
-        else:
-            assert equal_bits(left, right), where
-    else:
-        assert left == right, where
 
 
 class Foreign:

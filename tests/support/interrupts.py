@@ -168,7 +168,7 @@ def interrupted_at(n: int, call: Callable[[], Any]) -> bool:
 
 
 def call_with_signal(call: Callable[[], Any], seconds: float, pids: Sequence[int] = ()) -> tuple[bool, Any]:
-    """Make the call. After `seconds`, a signal handler raises KeyboardInterrupt, and sends SIGINT to `pids`.
+    """Make the call. After `seconds`, send SIGINT to this process and to `pids`.
 
     Return whether the signal came during the call, and the result of the call. A timer of the caller continues after
     the call. With `pids`, this is like Ctrl-C in a terminal, which all processes get.
@@ -183,12 +183,11 @@ def call_with_signal(call: Callable[[], Any], seconds: float, pids: Sequence[int
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGINT)
             restore()
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     def restore() -> None:
-        signal.setitimer(
-            signal.ITIMER_REAL, 0
-        )  # before the handler changes, so that no late signal reaches the old handler
+        # The timer ends before the handler changes, so that no late signal reaches the old handler.
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, *timer)
 

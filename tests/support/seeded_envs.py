@@ -10,6 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from tests.support.steps import Steps
+
 
 class Failing(gymnasium.Wrapper):
     """Env that fails in the fourth step after the first reset with one of these seeds."""
@@ -30,40 +32,34 @@ class Failing(gymnasium.Wrapper):
         return super().step(action)
 
 
-class Masked(gymnasium.Env):
+class Masked(Steps):
     """Env that allows two of five actions in each step, and fails after any other action."""
 
     action_space = spaces.Discrete(5, start=2)
+    length = 9
 
     def __init__(self, place: str) -> None:
-        self._place = place
+        self._in_obs = place == "obs"
         plain = spaces.Box(0, 9, (1,))
-        self.observation_space = (
-            spaces.Dict({"x": plain, "action_mask": spaces.MultiBinary(5)}) if place == "obs" else plain
-        )
+        masked = spaces.Dict({"x": plain, "action_mask": spaces.MultiBinary(5)})
+        self.observation_space = masked if self._in_obs else plain
 
-    def _returned(self) -> Any:
-        self._mask = np.zeros(5, np.int8)
-        self._mask[self.np_random.choice(5, 2, replace=False)] = 1
-        x = np.full(1, self._steps, np.float32)
-        if self._place == "obs":
-            return {"x": x, "action_mask": self._mask}, {}
-        return x, {"action_mask": self._mask.copy()}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._steps = 0
-        return self._returned()
-
-    def step(self, action: Any) -> Any:
+    def pay(self, action: Any) -> float:
         if not self._mask[action - 2]:
             raise ValueError(f"{action} is not allowed")
-        self._steps += 1
-        obs, info = self._returned()
-        return obs, 0.0, self._steps == 9, False, info
+        return 0.0
+
+    def observe(self) -> Any:
+        self._mask = np.zeros(5, np.int8)
+        self._mask[self.np_random.choice(5, 2, replace=False)] = 1
+        x = super().observe()
+        return {"x": x, "action_mask": self._mask} if self._in_obs else x
+
+    def tell(self) -> Any:
+        return {} if self._in_obs else {"action_mask": self._mask.copy()}
 
 
-class Told(gymnasium.Env):
+class Told(Steps):
     """Env with infos that repeat the observation as `code` and allow one action, as `action_mask`. Other actions are
     errors.
 
@@ -74,22 +70,20 @@ class Told(gymnasium.Env):
     observation_space = spaces.Box(-1, 2**62, (2,), np.int64)
 
     def __init__(self, steps: int) -> None:
-        self._length, self._episode = steps, -1
-
-    def _returned(self) -> Any:
-        self._allowed = (self._episode + self._steps) % 5
-        mask = np.zeros(5, np.int8)
-        mask[self._allowed] = 1
-        obs = np.array([self._episode, self._steps])
-        return obs, {"code": obs.copy(), "action_mask": mask, "first": self._steps == 0}
+        self.length = steps
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._episode, self._steps = self._episode + 1 if seed is None else seed, 0
-        return self._returned()
+        self.episode = self.episode if seed is None else seed - 1
+        return super().reset(seed=seed)
 
-    def step(self, action: Any) -> Any:
+    def pay(self, action: Any) -> float:
         assert action == self._allowed + 2
-        self._steps += 1
-        obs, info = self._returned()
-        return obs, 0.0, self._steps == self._length, False, info
+        return 0.0
+
+    def observe(self) -> Any:
+        self._allowed = (self.episode + self.taken) % 5
+        return np.array([self.episode, self.taken])
+
+    def tell(self) -> Any:
+        mask = (np.arange(5) == self._allowed).astype(np.int8)
+        return {"code": np.array([self.episode, self.taken]), "action_mask": mask, "first": self.taken == 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from collector import Episode, StoreWriter, make_head
+from tests.support.compare import same_columns
 from vecenv import nest
 
 OBS = spaces.Box(-9, 9, (3,))
@@ -107,9 +109,4 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def assert_same(ours: Episode, theirs: Episode) -> None:
     """Check that two episodes are equal, bit for bit."""
-    for name in ("obs", "action", "reward", "terminated", "truncated", "info"):
-        pairs = zip(nest.leaves(getattr(ours, name)), nest.leaves(getattr(theirs, name)), strict=True)
-        for mine, other in pairs:
-            assert mine.dtype == other.dtype, name
-            np.testing.assert_array_equal(mine, other, name)
-    assert (ours.number, ours.seed, ours.env_id) == (theirs.number, theirs.seed, theirs.env_id)
+    same_columns(ours, theirs, *(column.name for column in fields(Episode)))

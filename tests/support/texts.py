@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 from gymnasium import spaces
 
+from tests.support.steps import Steps
 
-class Echo(gymnasium.Env):
-    """Env that returns the action as the next observation, as games of text do. An episode has 5 steps."""
+
+class Echo(Steps):
+    """Env that returns the action as the next observation, as games of text do."""
 
     observation_space = spaces.Text(1000, min_length=0)
-    action_space: spaces.Space[Any] = spaces.Text(1000)
+    action_space = spaces.Text(1000)
+    length = 5
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return "", {}
-
-    def step(self, action: Any) -> Any:
+    def pay(self, action: Any) -> float:
         assert self.action_space.contains(action)
-        self.steps += 1
-        return said(action), float(len(action)), self.steps == 5, False, {}
+        self.heard = said(action)
+        return float(len(action))
+
+    def observe(self) -> str:
+        return self.heard if self.taken else ""
 
 
 class Acts(Echo):

@@ -8,38 +8,32 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from tests.support.checked_envs import Calm
 
-class Draws(gymnasium.Env):
-    """Env that draws observations from its own generator.
 
-    Episodes have 7 steps. A step takes `work` seconds of CPU time and `sleep` seconds.
-    """
+class Draws(Calm):
+    """Env whose step takes `work` seconds of CPU time and `sleep` seconds."""
 
     observation_space = spaces.Box(-9, 9, (3,), np.float64)
     thread_safe = True
 
     def __init__(self, work: float = 0.0, sleep: float = 0.0) -> None:
-        self.action_space = spaces.Discrete(3)
+        super().__init__()
         self.work, self.sleep = work, sleep
-        self.taken = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.taken = 0
-        return self.np_random.uniform(-9, 9, 3), {}
+    def observe(self) -> Any:
+        return self.np_random.uniform(-9, 9, 3)
 
-    def step(self, action: Any) -> Any:
-        self.taken += 1
+    def pay(self, action: Any) -> float:
         end = time.thread_time() + self.work
         while time.thread_time() < end:
             pass
         if self.sleep:
             time.sleep(self.sleep)
-        return self.np_random.uniform(-9, 9, 3), float(action), self.taken == 7, False, {}
+        return super().pay(action)
 
 
 class Logged(Draws):

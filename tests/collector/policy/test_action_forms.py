@@ -41,7 +41,7 @@ class Pairs(Drives):
 
     action_space = spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,))))
 
-    def step(self, action: Any) -> Any:
+    def pay(self, action: Any) -> float:
         assert self.action_space.contains(action), action
         return self.move(*action)
 

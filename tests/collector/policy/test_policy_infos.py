@@ -67,9 +67,8 @@ def test_the_policy_gets_the_infos_of_the_observations_on_which_it_acts(policy: 
 class Late(Told):
     """Env with `speed` in some infos of steps, and never in infos of resets."""
 
-    def _returned(self) -> Any:
-        obs, info = super()._returned()
-        return obs, info | ({"speed": self._steps} if self._steps % 3 == 1 else {})
+    def tell(self) -> Any:
+        return super().tell() | ({"speed": self.taken} if self.taken % 3 == 1 else {})
 
 
 def test_an_entry_is_none_until_an_info_has_it_and_zero_for_the_envs_that_lack_it() -> None:

@@ -20,6 +20,7 @@ from gymnasium.error import ResetNeeded
 
 from collector import AsyncDataCollector, SyncDataCollector
 from tests.fuzz.driver import run
+from tests.fuzz.envs import Told
 from tests.fuzz.interrupts import Fuzz
 from tests.support.agent_envs import Herd
 from tests.support.backends import FULL, PROCESS_BACKENDS, RAY, and_ray, on_this_node
@@ -27,7 +28,7 @@ from tests.support.cases import custom
 from tests.support.commands import CommandVectorEnv
 from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.ctrl_c import interrupt_in_request_to_forkserver, interrupting
-from tests.support.faulty import Chatty, Counter, Does, InterruptsParent, counters
+from tests.support.faulty import Counter, Does, InterruptsParent, counters
 from tests.support.interrupts import interrupted
 from tests.support.ledger import gone, kill, pids
 from tests.support.local_ray import FAR, NEAR
@@ -70,10 +71,14 @@ class Subject(NamedTuple):
 # Vector envs.
 
 
+TELLS = partial(Told, objects=True, length=10**9)
+"""Env with texts and infos, which do not travel in the rows of the arena."""
+
+
 def times(rows: Any) -> list[int]:
-    """Return the step numbers of rows of `Chatty` envs, which must be the same in all columns."""
+    """Return the step numbers of rows of `TELLS` envs, which must be the same in all columns."""
     obs, *_, info = rows
-    found = obs["row"][:, 2].astype(int).tolist()
+    found = obs["x"][:, 2].astype(int).tolist()
     assert obs["text"].tolist() == [f"{t}" for t in found]
     told = [t if "restarted" in each else each["at"] for each, t in zip(info, found, strict=True)]
     assert [(each["env_id"], at) for each, at in zip(info, told, strict=True)] == list(enumerate(found))
@@ -81,7 +86,7 @@ def times(rows: Any) -> list[int]:
     return found
 
 
-def vector_env(make: Any, env: Any = Chatty, **options: Any) -> Subject:
+def vector_env(make: Any, env: Any = TELLS, **options: Any) -> Subject:
     fns = [partial(env, i) for i in range(N)]
     return Subject(lambda: make(fns, num_workers=2, **options), lambda it: times(it.step(ACTIONS)), restarted)
 
@@ -257,15 +262,16 @@ def test_after_an_interrupt_at_any_place_a_reset_makes_all_usable(make: Any, str
     assert len(places) > 200
 
 
-class FailsInReset(Chatty):
+class FailsInReset(Told):
     """Env that raises in its next `fails` resets."""
 
     fails = 0
 
-    def on_reset(self) -> None:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if self.fails:
             self.fails -= 1
             raise ArithmeticError
+        return super().reset(seed=seed, options=options)
 
 
 def fails_twice(venv: Any) -> None:
@@ -273,9 +279,9 @@ def fails_twice(venv: Any) -> None:
 
 
 RESTARTS: Any = {"on_error": "restart", "max_restarts": 10**6}
-BROKEN_OFF: Any = Chatty, {}, breaks_off
-ABSORBED: Any = Chatty, RESTARTS, breaks_off
-RETRIED: Any = FailsInReset, RESTARTS, fails_twice
+BROKEN_OFF: Any = TELLS, {}, breaks_off
+ABSORBED: Any = TELLS, RESTARTS, breaks_off
+RETRIED: Any = partial(FailsInReset, objects=True, length=10**9), RESTARTS, fails_twice
 
 
 @pytest.mark.parametrize(

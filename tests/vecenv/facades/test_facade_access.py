@@ -47,7 +47,7 @@ class Plays(Reports):
 
     def step(self, action):
         *result, _ = super().step(action)
-        self.state.t = self.deep[0]["state"].t = self.t
+        self.state.t = self.deep[0]["state"].t = self.taken
         return *result, {"state": self.state, "deep": self.deep}
 
     def meet(self, opponent, *, id=None, name=None):

@@ -1,7 +1,7 @@
-"""`python -m tests.fuzz.ray_soak [--minutes 20]`: kill the actors of a RayCollector repeatedly.
+"""`python -m benchmarks.ray_soak [--minutes 20]`: kill the actors of a RayCollector repeatedly.
 
-    python -m tests.fuzz.ray_soak                        # 20 minutes with kills, and 2 without before and after
-    python -m tests.fuzz.ray_soak --minutes 1 --every 5
+    python -m benchmarks.ray_soak                        # 20 minutes with kills, and 2 without before and after
+    python -m benchmarks.ray_soak --minutes 1 --every 5
 
 The program starts a cluster on this machine. Every `--every` seconds, SIGKILL ends an actor that collects, and the
 collector restarts the actor. Each env counts its steps in a file that survives the kill. Its observations are the
@@ -214,7 +214,7 @@ def kill_one(collector: Any, rng: random.Random) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="tests.fuzz.ray_soak", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.ray_soak", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--every", type=float, default=20.0, metavar="SECONDS", help="between two kills")
     parser.add_argument("--actors", type=int, default=2)
