@@ -12,11 +12,11 @@ from gymnasium.vector import SyncVectorEnv
 from tests.fuzz.driver import run
 from tests.fuzz.engine import Fuzz
 from tests.fuzz.envs import Scripted
-from tests.support.backends import FULL
+from tests.support.backends import BACKENDS, FULL
 from tests.support.cases import TAXI, equal_bits
 from tests.support.coroutine_envs import CoroutineVectorEnv
 from tests.support.leaky import always, await_new_worker
-from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv, nest
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, nest
 
 
 @pytest.mark.guarantee(
@@ -24,22 +24,10 @@ from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVecto
     "G7.1", "G7.2", "G7.3", "G7.4", "G7.5", "G8.3", "G8.5", "G8.9", "G8.13",
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("backend", "seeds", "count"),
-    [
-        (DummyVectorEnv, range(6), 5),
-        (ThreadVectorEnv, range(6), 5),
-        (ShmemVectorEnv, range(6), 3),
-        (SubprocVectorEnv, range(6, 12), 3),
-        pytest.param(CoroutineVectorEnv, range(6), 5, marks=FULL),
-    ],
-)
-def test_random_programs_return_what_a_loop_over_the_envs_returns(backend, seeds, count):
-    """All calls of a vector env in all their forms, with failures, dead workers and replaced workers.
-
-    Programs with processes are slow. The two classes have most of their code in common, and play different programs.
-    """
-    run(type(backend.__name__, (Fuzz,), {"backend": backend}), seeds, count=count)
+@pytest.mark.parametrize("backend", [*BACKENDS, pytest.param(CoroutineVectorEnv, marks=FULL)])
+def test_random_programs_return_what_a_loop_over_the_envs_returns(backend):
+    """All calls of a vector env in all their forms, with failures, dead workers and replaced workers."""
+    run(type(backend.__name__, (Fuzz,), {"backend": backend}), range(6), count=5)
 
 
 @pytest.mark.guarantee("G1.1")
