@@ -272,8 +272,8 @@ def test_a_caller_may_overwrite_the_observations_that_it_gets(form: Any) -> None
     def played(overwrites: bool) -> Any:
         found = []
         with form([Samples] * 2, lambda: tf.Compose(tf.CatFrames(2, -1), tf.StepCounter(), tf.RewardSum())) as venv:
-            for t in range(4):
-                obs = venv.reset(seed=0)[0] if t == 0 else venv.step(np.ones((2, 2), np.float32))[0]
+            for t in range(6):
+                obs = venv.reset(seed=0)[0] if t in (0, 3) else venv.step(np.ones((2, 2), np.float32))[0]
                 found.append(nest.map(np.copy, host(obs)))
                 for leaf in nest.leaves(obs) if overwrites else ():
                     leaf[:] = 77
