@@ -274,6 +274,15 @@ class TestBatches:
             assert collector.state_dict()["policy_state_dict"] == {"value": 1}
         assert policy.value == 0
 
+    def test_two_rollouts_of_each_actor_are_in_flight_until_a_reset_discards_them(self) -> None:
+        with RayCollector(countdowns(3, 5), num_actors=3, frames_per_batch=10, sync=False) as collector:
+            for number, discard in enumerate((collector.reset, partial(collector.set_seed, 3)), start=1):
+                collector.next()
+                assert collector.stats().in_flight == 3 * 2 * 10
+                discard()
+                stats = collector.stats()
+                assert (stats.discarded, stats.lost, stats.in_flight) == (number * 3 * 2 * 10, 0, 0)
+
     @pytest.mark.parametrize(("store", "bounds"), [(1e9, {"max_bytes_in_flight": 1}), (3000, {})])
     def test_their_bytes_are_bounded_by_default_to_a_quarter_of_the_object_store(
         self, store: float, bounds: Any, ray: LocalRay
