@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -332,14 +333,17 @@ class Steps:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("sync", [True, False])
 def test_random_programs(ray: LocalRay, sync: bool, seed: int) -> None:
-    """Actors are lost, leave their hosts, or answer late. Meanwhile a learner updates the weights."""
+    """Actors are lost, leave their hosts, or answer late. Meanwhile a learner in another thread updates the weights."""
     rng, answer, steps = np.random.default_rng(seed), ("restart", "drop")[seed % 2], Steps()
     options = {"sync": sync, "frames_per_batch": 60 if sync else 20, "actors": ActorConfig(on_worker_failure=answer)}
     options["straggler_timeout"] = 0.001 if sync and seed < 3 else None
     may_be_late, policy, lost, moved, delivered = not sync or seed < 3, Constant(), 0, 0, 0
 
     def learn() -> None:
-        collector.update_policy_weights_({"value": torch.full((1,), (collector.policy_version + 1) % 3)})
+        new = {"value": torch.full((1,), (collector.policy_version + 1) % 3)}
+        learner = threading.Thread(target=collector.update_policy_weights_, args=(new,))
+        learner.start()
+        learner.join()
 
     with RayCollector(countdowns(3, 7), policy, num_actors=3, **options) as collector:
         for _ in range(20):
