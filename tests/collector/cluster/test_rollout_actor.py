@@ -391,6 +391,16 @@ def test_random_frames_are_those_of_all_actors_together() -> None:
     assert sum(int(batch.random.sum()) for batch in batches) == 60
 
 
+def test_random_frames_of_a_late_rollout_are_not_collected_again(ray: LocalRay) -> None:
+    options = {"num_actors": 2, "frames_per_batch": 40, "straggler_timeout": 0.001}
+    with RayCollector(cartpoles(2), lean, init_random_frames=40, **options) as collector:
+        ray.late = {1}
+        batches = [collector.next()]
+        ray.late = set()
+        batches += [collector.next() for _ in range(5)]
+    assert sum(int(batch.random.sum()) for batch in batches) == 40
+
+
 class TestFailures:
     def collector(self, **config: Any) -> RayCollector:
         options = {"num_actors": 3, "frames_per_batch": 60, "actors": ActorConfig(**config)}
