@@ -396,7 +396,7 @@ def test_random_frames_of_a_late_rollout_are_not_collected_again(ray: LocalRay) 
     with RayCollector(cartpoles(2), lean, init_random_frames=40, **options) as collector:
         ray.late = {1}
         batches = [collector.next()]
-        ray.late = set()
+        ray.late, ray.first = set(), 1
         batches += [collector.next() for _ in range(5)]
     assert sum(int(batch.random.sum()) for batch in batches) == 40
 
