@@ -337,7 +337,8 @@ def test_random_programs(ray: LocalRay, sync: bool, seed: int) -> None:
     rng, answer, steps = np.random.default_rng(seed), ("restart", "drop")[seed % 2], Steps()
     options = {"sync": sync, "frames_per_batch": 60 if sync else 20, "actors": ActorConfig(on_worker_failure=answer)}
     options["straggler_timeout"] = 0.001 if sync and seed < 3 else None
-    may_be_late, policy, lost, moved, delivered = not sync or seed < 3, Constant(), 0, 0, 0
+    may_be_late = not sync or seed < 3
+    policy, lost, moved, delivered = Constant(), 0, 0, 0
 
     def learn() -> None:
         new = {"value": torch.full((1,), (collector.policy_version + 1) % 3)}
@@ -378,7 +379,7 @@ def test_random_programs(ray: LocalRay, sync: bool, seed: int) -> None:
             assert stats.in_flight <= (60 if sync else 2 * 60)
             assert stats.weight_puts <= collector.policy_version
             assert [failure.answer for failure in stats.failures] == [answer] * (lost - len(ray.dead))
-            moved += np.count_nonzero(batch.mask.sum(1) == 1) // 2
+            moved += np.count_nonzero(batch.mask.sum(1) == 1) // 2  # an actor has two envs
             assert stats.restarts == moved + (len(stats.failures) if answer == "restart" else 0)
     assert (policy.value == 0).all(), "the object of the driver is unchanged"
 

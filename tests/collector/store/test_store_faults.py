@@ -125,7 +125,7 @@ def test_each_system_call_fails_or_is_interrupted_once(fail: Any, how: str, tmp_
     calls = calls_of_a_job(tmp_path / "whole")
     assert len(calls) > 25
     begin, end = 0, len(calls)
-    if how == "retried":  # only commits are
+    if how == "retried":  # only commits are tried again: not the head before them, nor the end
         begin, end = calls.index("mkdir", calls.index("rename")), end - 4
     for failing in (number for number in chosen(calls) if begin <= number < end):
         folder = tmp_path / str(failing)
