@@ -57,8 +57,6 @@ QUICK: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("env", "CartPole-v1\nthis:X-v0", {}),
 )
 MORE: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("env", "vecenv:GymEnv", {"env_name": OTHER}),
-    ("transform", "gymnasium.envs.registration:load_env_creator", {"name": f"{MODULE}:x"}),
     ("env", f"ale_py:{MODULE}:X-v0", {}),
     ("env", f"ALE/{MODULE}:X-v0", {}),
     ("env", f"ale_py:ALE/{MODULE}:X-v0", {}),
