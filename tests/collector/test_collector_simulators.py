@@ -96,6 +96,8 @@ def test_steps_and_infos_of_columns_are_those_of_the_same_envs_one_by_one(librar
             np.testing.assert_array_equal(found[kept], column[kept], err_msg=name)
         np.testing.assert_array_equal(ours.next.obs[kept], theirs.next.obs[kept])
         if final == "lost":
+            assert ended.any()
+            np.testing.assert_array_equal(ours.extras["no_final_obs"], ended)
             np.testing.assert_array_equal(ours.next.obs[ended], theirs.obs[ended], "never the next episode's")
             two, whole = MultiStep(2, 0.5)(ours), MultiStep(2, 0.5)(theirs)
             np.testing.assert_array_equal(two.extras["no_final_obs"], whole.terminated | whole.truncated)

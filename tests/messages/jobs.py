@@ -93,6 +93,7 @@ EPISODES = rows_for(
     adds("only whole episodes", truncated=np.ones(3, np.bool_)),
     adds("truncated has the shape (3, 1)", truncated=np.ones((3, 1), np.bool_)),
     adds("an episode has the env_id -1, expected at least 0", env_id=-1),
+    adds("an episode has the seed -5, expected at least -1", seed=-5),
     adds("a number or seed of 64 bits or more", seed=2**64),
     adds("its number must be below", number=2**53),
     (each(("number", "seed", "env_id"), no_number), TypeError, "VALUE must be a whole number, got 1.5"),
@@ -126,7 +127,9 @@ def infos(first: tuple[Any, ...], then: tuple[Any, ...], *says: str) -> Row:
 
 EPISODES += [
     infos((1, None, 2), (0.5, 1, 1), "'x' is 0.5 (float64 ()), but the data set has int64 ()"),
+    infos(("a", None, "b"), (1, 2, 3), "'x' is 1 (int64 ()), but the data set has text"),
     infos((1, 2, 3), ("c", "d", "d"), "'x' is 'c' (text), but the data set has int64"),
+    infos((np.zeros(2),) * 3, (np.zeros(()),) * 3, "(float64 ()), but the data set has float64 (2,)"),
     infos((1, 2, 3), (), ONE_KIND),
     *rows_for(
         Subject(_empty),
@@ -134,6 +137,7 @@ EPISODES += [
         adds("do not fit the action space of the data set: action is <i4, expected <i8", action=np.zeros(3, np.int32)),
         adds("entries of 'x',", "name its entries instead, as in ('x.y',)", **_infos(*[{"y": 1}] * 3)),
         adds("numbers of one shape, or texts; leave out this key", **_infos(np.zeros(2), np.zeros(3), 1)),
+        adds("entries of 'x', such as 'a', are not numbers", **_infos("a", 1, 2)),
         adds("no info of the first episodes that ended has 'x'; leave this key out", **_infos(*[None] * 3)),
         (call("end", episodes=3), DatasetError, "has no episodes, so it cannot end with 3"),
     ),
@@ -385,12 +389,14 @@ SETTINGS = [
         ({"seed": 2**63}, "seed: Expected `int` <= 9223372036854775807"),
         ({"backend": "shm"}, "backend: Invalid enum value 'shm'; it is one of auto, dummy, ray, shmem,"),
         ({"env": lambda: Cell()}, "cannot be imported by workers and resumed jobs"),
+        ({"policy": 3}, "policy: 3 cannot be imported"),
         ({"wrappers": [{"call": "ClipAction", "frozen": "a.json"}]}, "wrappers: `frozen` is for transforms"),
         ({"info_keys": ("reward",)}, "info_keys has 'reward', which a batch has already"),
         ({"ray": {"num_cpus": -1}}, "ray.num_cpus: Expected `float` >= 0.0"),
         ({"num_workers": 3, "num_envs": 2}, "3 workers for 2 envs; pass at most one per env"),
         ({**BY_COMMAND, "backend": "shmem"}, 'only backend = "subproc"'),
         ({**BY_COMMAND, "wrappers": ["FlattenObservation"]}, "the command makes the env, so put wrappers"),
+        ({**BY_COMMAND, "env": "a:make", "max_episode_steps": 3}, "max_episode_steps into the function"),
     ),
     *rows_for(
         IN_FOLDER,

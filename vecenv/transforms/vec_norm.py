@@ -45,8 +45,8 @@ class VecNorm(Freezable):
 
         rows = (rows - mean) / max(sqrt(max(var, eps)), eps)
 
-    Rows with NaN, infinity or a number beyond 1e100 (1e15 in float32) are normalised too, but update only the count
-    `<name>_skipped`.
+    Rows with NaN, infinity or a number beyond 1e100 (1e15 for float32 statistics) are normalised too, but update only
+    the count `<name>_skipped`.
 
     Arguments:
         in_keys: keys of the observation, and "reward" for the reward. None: all arrays of numbers (not bools), and the

@@ -188,7 +188,9 @@ def test_multi_step_joins_the_steps_of_an_episode_as_a_loop_does(source: str, fl
         for given in (batch, batch.to("cpu")):
             joined = MultiStep(n, GAMMA)(given)
             assert type(joined.reward) is type(given.reward)
-            for name, column in (arrays(joined) | joined.extras).items():
+            found = arrays(joined) | joined.extras
+            assert found.keys() == expected.keys()
+            for name, column in found.items():
                 np.testing.assert_allclose(column, expected[name], err_msg=name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -274,6 +275,15 @@ class TestBatches:
             assert collector.state_dict()["policy_state_dict"] == {"value": 1}
         assert policy.value == 0
 
+    def test_two_rollouts_of_each_actor_are_in_flight_until_a_reset_discards_them(self) -> None:
+        with RayCollector(countdowns(3, 5), num_actors=3, frames_per_batch=10, sync=False) as collector:
+            for number, discard in enumerate((collector.reset, partial(collector.set_seed, 3)), start=1):
+                collector.next()
+                assert collector.stats().in_flight == 3 * 2 * 10
+                discard()
+                stats = collector.stats()
+                assert (stats.discarded, stats.lost, stats.in_flight) == (number * 3 * 2 * 10, 0, 0)
+
     @pytest.mark.parametrize(("store", "bounds"), [(1e9, {"max_bytes_in_flight": 1}), (3000, {})])
     def test_their_bytes_are_bounded_by_default_to_a_quarter_of_the_object_store(
         self, store: float, bounds: Any, ray: LocalRay
@@ -323,14 +333,18 @@ class Steps:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("sync", [True, False])
 def test_random_programs(ray: LocalRay, sync: bool, seed: int) -> None:
-    """Actors are lost, leave their hosts, or answer late. Meanwhile a learner updates the weights."""
+    """Actors are lost, leave their hosts, or answer late. Meanwhile a learner in another thread updates the weights."""
     rng, answer, steps = np.random.default_rng(seed), ("restart", "drop")[seed % 2], Steps()
     options = {"sync": sync, "frames_per_batch": 60 if sync else 20, "actors": ActorConfig(on_worker_failure=answer)}
     options["straggler_timeout"] = 0.001 if sync and seed < 3 else None
-    may_be_late, policy, lost, moved, delivered = not sync or seed < 3, Constant(), 0, 0, 0
+    may_be_late = not sync or seed < 3
+    policy, lost, moved, delivered = Constant(), 0, 0, 0
 
     def learn() -> None:
-        collector.update_policy_weights_({"value": torch.full((1,), (collector.policy_version + 1) % 3)})
+        new = {"value": torch.full((1,), (collector.policy_version + 1) % 3)}
+        learner = threading.Thread(target=collector.update_policy_weights_, args=(new,))
+        learner.start()
+        learner.join()
 
     with RayCollector(countdowns(3, 7), policy, num_actors=3, **options) as collector:
         for _ in range(20):
@@ -365,7 +379,7 @@ def test_random_programs(ray: LocalRay, sync: bool, seed: int) -> None:
             assert stats.in_flight <= (60 if sync else 2 * 60)
             assert stats.weight_puts <= collector.policy_version
             assert [failure.answer for failure in stats.failures] == [answer] * (lost - len(ray.dead))
-            moved += np.count_nonzero(batch.mask.sum(1) == 1) // 2
+            moved += np.count_nonzero(batch.mask.sum(1) == 1) // 2  # an actor has two envs
             assert stats.restarts == moved + (len(stats.failures) if answer == "restart" else 0)
     assert (policy.value == 0).all(), "the object of the driver is unchanged"
 
@@ -376,6 +390,16 @@ def test_random_frames_are_those_of_all_actors_together() -> None:
     with RayCollector(cartpoles(2), lean, init_random_frames=50, **options) as collector:
         batches = [collector.next() for _ in range(30)]
     assert sum(int(batch.random.sum()) for batch in batches) == 60
+
+
+def test_random_frames_of_a_late_rollout_are_not_collected_again(ray: LocalRay) -> None:
+    options = {"num_actors": 2, "frames_per_batch": 40, "straggler_timeout": 0.001}
+    with RayCollector(cartpoles(2), lean, init_random_frames=40, **options) as collector:
+        ray.late = {1}
+        batches = [collector.next()]
+        ray.late, ray.first = set(), 1
+        batches += [collector.next() for _ in range(5)]
+    assert sum(int(batch.random.sum()) for batch in batches) == 40
 
 
 class TestFailures:

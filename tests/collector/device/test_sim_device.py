@@ -20,6 +20,25 @@ from vecenv.transforms import CatFrames, GrayScale, Resize, RewardSum, StepCount
 
 
 @needs_sim
+def test_work_is_done_when_the_host_waits_for_it_and_not_before() -> None:
+    """Otherwise, `sim` would not show that a program reads or overwrites memory too early."""
+    pinned, target = (torch.empty(3, pin_memory=True).fill_(1.0) for _ in range(2))
+    plain = torch.ones(3)
+    copies = [memory.to("sim", non_blocking=True) for memory in (pinned, plain)]
+    target.copy_(copies[0] + copies[1], non_blocking=True)
+    event = torch.sim.Event()
+    event.record()
+    for memory in (pinned, plain):
+        memory.fill_(2.0)
+    assert target.isnan().all()
+    event.synchronize()
+    assert target.tolist() == [3.0] * 3, "only pinned memory is read late"
+    with torch.sim.stream(torch.sim.Stream()):
+        doubled = copies[0] * 2
+    assert (doubled + 1).isnan().all(), "streams do not wait for each other"
+
+
+@needs_sim
 def test_the_host_reads_tensors_only_through_copies() -> None:
     tensor = torch.ones(3, device="sim")
     for read in (tensor.numpy, partial(np.asarray, tensor), partial(np.array, [tensor])):

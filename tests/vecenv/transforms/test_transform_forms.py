@@ -13,6 +13,7 @@ from gymnasium.wrappers import TransformReward
 
 from tests.support.backends import FULL
 from tests.support.cases import counting, skip_unless_torch_indexes
+from tests.support.compare import assert_same
 from tests.support.transform_envs import VECTOR, Samples
 from tests.support.transform_forms import FORMS, N, Seen, around_the_batch, assert_held, forms, host, on_tensors
 from vecenv import DummyVectorEnv, nest
@@ -262,6 +263,23 @@ def test_rounds_in_and_out_of_inference_mode_go_on_from_each_other(first: bool) 
 
     got, want = played([first, not first, first, not first]), played([False] * 4)
     nest.merge(lambda pair: np.testing.assert_array_equal(*pair), [got, want])
+
+
+@forms
+def test_a_caller_may_overwrite_the_observations_that_it_gets(form: Any) -> None:
+    """Frames, counts and sums of later steps stay the same."""
+
+    def played(overwrites: bool) -> Any:
+        found = []
+        with form([Samples] * 2, lambda: tf.Compose(tf.CatFrames(2, -1), tf.StepCounter(), tf.RewardSum())) as venv:
+            for t in range(6):
+                obs = venv.reset(seed=0)[0] if t in (0, 3) else venv.step(np.ones((2, 2), np.float32))[0]
+                found.append(nest.map(np.copy, host(obs)))
+                for leaf in nest.leaves(obs) if overwrites else ():
+                    leaf[:] = 77
+        return found
+
+    assert_same(played(True), played(False))
 
 
 @pytest.mark.guarantee("G8.4")
