@@ -88,7 +88,7 @@ class Case:
         if self.column.remote and self.row.mend != "restart" and not self.row.fault.startswith("unpickle"):
             assert isinstance(error.__cause__, RemoteTraceback)
             assert "worker pid" in said(error)
-            assert len(str(error)) < 100_000
+            assert len(said(error)) < 200_000
         if self.row.fault in EXCEPTIONS:
             assert "in spring" in str(error.__cause__) or not self.column.remote
             assert self.row.error == "EnvStepError" or str(EXCEPTIONS[self.row.fault]()) in str(error)

@@ -11,7 +11,7 @@ import numpy as np
 def difference(got: Any, want: Any, at: str = "", *, rounds: bool = False) -> str:
     """Return the first difference of two trees in type, dtype, shape or bits, or "" if they are equal.
 
-    With `rounds`, floats may differ in their last bits.
+    Two mappings with equal keys may have different classes. With `rounds`, floats may differ in their last bits.
     """
     if isinstance(got, Mapping) and isinstance(want, Mapping):
         if got.keys() != want.keys():
@@ -36,8 +36,9 @@ def is_list(value: Any) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    array = isinstance(value, np.ndarray)
-    return f"{value.dtype}{value.shape}" if array else type(value).__name__
+    """Return the class of a value, with the dtype and shape of an array or number of any library."""
+    name = type(value).__name__
+    return f"{name} {value.dtype}{value.shape}" if hasattr(value, "dtype") else name
 
 
 def equal(got: Any, want: Any, rounds: bool) -> bool:

@@ -52,7 +52,9 @@ class Recovery:
         self.withheld = set[int]()
         """Ids of envs that are stepping, and get a new worker at the end of their episode."""
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
-        """Observation arrays of the arena, each with a copy from before the current round."""
+        """Observation arrays of the arena, each with a copy from before each env's last round."""
+        self._changing = np.zeros(0, np.bool_)
+        """Envs whose last round may not have been returned to the caller."""
 
     def record_lost(self) -> None:
         if self._backend.lost and (lost := [i for i in self._backend.lost if i not in self.errors]):
@@ -63,7 +65,7 @@ class Recovery:
     def record_interrupted(self, ids: list[int]) -> None:
         """Record that these envs need a reset after an interrupted call."""
         self.resets, self.rows, self.withheld = {}, {}, set()
-        self.restore_observations(ids)
+        self.restore_observations(np.flatnonzero(self._changing))
         for i in ids:
             reason = f"env {i} has not been reset since a call was interrupted"
             self.errors[i] = VectorEnvError(f"{reason}; {how_to_reset(i)}")
@@ -137,6 +139,8 @@ class Recovery:
         if not len(self._autoresets):
             self._autoresets = np.zeros(len(self._backend.arena.status), np.bool_)
         self._autoresets[... if ids is None else ids] = ops & opcodes.AUTORESET
+        self._changing = self._backend.arena.status != opcodes.IDLE
+        self._changing[... if ids is None else ids] = True
         if not self._last:
             self._last = [(array, np.zeros_like(array)) for array in nest.leaves(self._backend.arena.obs)]
         for array, kept in self._last:
@@ -145,7 +149,7 @@ class Recovery:
             else:
                 kept[ids] = array[ids]
 
-    def restore_observations(self, ids: list[int]) -> None:
+    def restore_observations(self, ids: Any) -> None:
         for array, kept in self._last:
             array[ids] = kept[ids]
 

@@ -141,10 +141,12 @@ class FrameSkip(EnvTransform):
     already repeats actions `frame_skip` times (Atari's `frameskip`) stays unchanged. Raises ValueError if the env
     repeats actions a different number of times, unless `frame_skip` is 1.
 
-    >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), FrameSkip(4))
+    >>> from vecenv.transforms import StepCounter
+    >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), [StepCounter(), FrameSkip(4)])
     >>> obs, info = env.reset(seed=0)
-    >>> env.step(0)[1]
-    4.0
+    >>> obs, reward, terminated, truncated, info = env.step(0)
+    >>> obs["step_count"], reward
+    (array([4]), 4.0)
     """
 
     def __init__(self, frame_skip: int = 1) -> None:

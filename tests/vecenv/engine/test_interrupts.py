@@ -298,6 +298,19 @@ def test_an_interrupt_of_a_reset_that_recovers_or_is_tried_again_is_recovered_fr
     assert sweep(vector_env(make, env, **options), lambda venv: venv.reset(), set(), before, stride=5) > 10
 
 
+@pytest.mark.guarantee("G8.9")
+def test_after_an_interrupt_and_a_refused_reset_truncated_rows_hold_the_previous_observations() -> None:
+    """Of all envs, whether the interrupted call stepped them or not."""
+    with DummyVectorEnv([partial(TELLS, i) for i in range(N)], **RESTARTS) as venv:
+        venv.reset()
+        venv.step(ACTIONS)
+        with interrupting(venv.engine.backend, "wait"):
+            venv.step([0], [0])
+        with pytest.raises(ValueError, match="1 seeds for 3 envs"):
+            venv.reset(seed=[1])
+        assert times(venv.step(ACTIONS)) == [1] * N
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("call", ["reset", "step"])
 def test_after_an_interrupt_while_a_worker_is_replaced_a_reset_makes_all_usable(remote_backend: Any, call: str) -> None:

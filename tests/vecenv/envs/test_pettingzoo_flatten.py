@@ -137,10 +137,12 @@ def test_a_reset_mask_resets_whole_envs_and_seeds_are_one_for_each_env_or_one_fo
     second = {"reset_mask": np.array([False] * 3 + [True] * 3)}
     for seed in ([0, 20], (0, 0, 0, 20, 0, 0), np.array([0, 1, 2, 20, 21, 22])):
         assert envs.reset(seed=seed)[0].tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
-        envs.step(ZEROS)
+        envs.step(tuple(ZEROS))
         obs, infos = envs.reset(seed=seed, options=second)
         assert obs.tolist() == [[1, 1]] * 3 + [[21, 0]] * 3
         assert infos["_alive"].tolist() == [False] * 3 + [True] * 3
+    envs.close()
+    assert envs.env.is_closed
 
 
 def test_the_monitor_of_a_rollout_buffer_is_around_the_envs(herds):
