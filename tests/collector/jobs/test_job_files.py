@@ -14,7 +14,8 @@ from gymnasium.wrappers import FlattenObservation
 
 from collector import Job, load_job, run_job
 from tests.support.command_line import command
-from tests.support.job_envs import HERE, Steps, job
+from tests.support.job_envs import job
+from tests.support.steps import Steps
 from tests.support.paths import ROOT
 from vecenv.transforms import StepCounter
 
@@ -81,11 +82,11 @@ def policy(obs: Any) -> Any:
 
 def test_classes_and_functions_are_named(tmp_path: Path) -> None:
     made = Job(env=Steps, policy=policy, wrappers=FlattenObservation, transforms=[StepCounter], episodes=3.0)  # type: ignore[arg-type]
-    assert (made.env, made.policy, made.episodes) == (f"{HERE}:Steps", f"{__name__}:policy", 3)
+    assert (made.env, made.policy, made.episodes) == (f"{Steps.__module__}:Steps", f"{__name__}:policy", 3)
     assert made.wrappers == ("gymnasium.wrappers:FlattenObservation",)
     assert made.transforms == ("vecenv.transforms:StepCounter",)
     state = run_job(msgspec.structs.replace(made, backend="dummy", num_envs=1), tmp_path)
-    assert repr(state).startswith(f"JobState({HERE}:Steps in {tmp_path}, complete: 3 episodes, 3 steps, ")
+    assert repr(state).startswith(f"JobState({Steps.__module__}:Steps in {tmp_path}, complete: 3 episodes, 3 steps, ")
     assert repr(state).endswith(" steps/s, mean return 1.0 ± 0.0, 0 skipped)")
 
 
