@@ -15,8 +15,8 @@ from gymnasium.wrappers import FlattenObservation
 from collector import Job, load_job, run_job
 from tests.support.command_line import command
 from tests.support.job_envs import job
-from tests.support.steps import Steps
 from tests.support.paths import ROOT
+from tests.support.steps import Steps
 from vecenv.transforms import StepCounter
 
 TOML = """
