@@ -64,24 +64,25 @@ def test_without_a_limit_a_long_step_is_reported_in_a_warning_with_its_stack(
     go, reported = tmp_path / "go", []
 
     def showwarning(message: Any, category: Any, filename: str, *_: Any) -> None:
-        reported.append(str(message))
+        if not str(message).startswith("env 2"):
+            return  # on a busy machine, any env may be slow
         assert Path(filename).name == "ledger.py", "a warning names the line that called us"
+        reported.append(str(message))
         if len(reported) == 2:
             go.touch()  # the env returns after its second warning
 
     monkeypatch.setattr(watchdog_module, "WARN_AFTER", 0.3)
-    with column.open([partial(Faulty, i, str(go)) for i in range(N)]) as ledger:
-        ledger.begin()
-        ledger.venv.set_env_attr("trap", "step: hang in Python", [2])
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")  # Python's own, which drops repeated texts
-            monkeypatch.setattr(warnings, "showwarning", showwarning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # Python's own, which drops repeated texts
+        monkeypatch.setattr(warnings, "showwarning", showwarning)
+        with column.open([partial(Faulty, i, str(go)) for i in range(N)]) as ledger:
+            ledger.begin()
+            ledger.venv.set_env_attr("trap", "step: hang in Python", [2])
             assert ledger.round() == []
-        worker = f"worker pid {pids(ledger.venv)[2]}" if column.remote else "thread vecenv-block-2"
-        assert all(text.startswith("env 2") for text in reported)
-        assert len(reported) >= 2
-        for part in (f"({worker}", "step_timeout", "faults.py", "on_step"):
-            assert part in reported[0]
+            worker = f"worker pid {pids(ledger.venv)[2]}" if column.remote else "thread vecenv-block-2"
+    assert len(reported) >= 2
+    for part in (f"({worker}", "step_timeout", "faults.py", "on_step"):
+        assert part in reported[0]
 
 
 class Watched:
