@@ -16,7 +16,7 @@ from vecenv.arguments import check_number
 
 Self = TypeVar("Self", bound="RunningMeanStd")
 STATE_KEYS = ("mean", "var", "count", "skipped")
-"""Names of the arrays (float64) of running statistics."""
+"""Names of the arrays of running statistics."""
 LARGEST_NUMBER = 1e100
 """Rows with larger numbers are skipped, because the sum of their squares may overflow."""
 LARGEST_FLOAT32 = 1e15

@@ -420,8 +420,8 @@ class Fuzz(Program):
         return ended
 
     def fail(self, t: int, failures: int, truncated: list[bool]) -> int:
-        """Note that step t of an episode failed. Return the number of the failed steps that are left in the batch."""
-        assert failures, "a step failed of which the batch does not tell"
+        """Record that step t of an episode failed. Return the number of failed steps that remain in the batch."""
+        assert failures, "a step failed, and the batch does not report it"
         if truncated and t:
             truncated[-1] = True
         return failures - 1

@@ -258,7 +258,7 @@ class EnvRows:
         if isinstance(rows, np.ndarray):
             self._rows[ids] = rows
         elif np.array_equal(ids, self._all):
-            self._rows = cast(rows, dtype_name(self._rows)).clone()
+            self._rows = rows.to(self._rows.dtype, copy=True)
         else:  # torch refuses in-place changes of tensors from inference mode
             rows = nest.signed(cast(rows, dtype_name(self._rows)))
             self._rows = nest.signed(self._rows).index_copy(0, like(ids, rows), rows).view(self._rows.dtype)
