@@ -264,7 +264,10 @@ class BaseVectorEnv(Layer, EngineProperties):
         return self.env_num
 
     def alive(self) -> list[bool]:
-        """Return a bool per env, without waiting: True if the env's worker runs."""
+        """Return a bool per env, without waiting: True if the env's worker runs.
+
+        An idle Ray actor on another node is asked by this call, and its end is known to a later call.
+        """
         return self.engine.alive()
 
     def stats(self) -> dict[str, Any]:

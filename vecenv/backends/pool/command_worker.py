@@ -150,10 +150,10 @@ class StderrCopier(threading.Thread):
         self.last = b""
         try:
             self.start()
-        except RuntimeError:  # the system allows no further thread
+        except RuntimeError as error:  # the system allows no further thread
             os.close(self._fd)
             os.close(self.theirs)
-            raise
+            raise OSError(str(error)) from error
 
     def run(self) -> None:
         try:
@@ -205,7 +205,7 @@ class CommandWorker(ProcessWorker):
             self.launched = self.alive = True
         except BaseException as error:  # if the process has started, closing the channel ends it
             self.close_ends()
-            if isinstance(error, (OSError, RuntimeError)):  # RuntimeError: no further thread
+            if isinstance(error, OSError):
                 text = f"worker_command {list(self.command)} cannot be started: {error}"
                 raise WorkerDiedError(text) from error
             raise

@@ -113,7 +113,12 @@ class CallChannel:
         return self.ended
 
     def seems_ended(self) -> bool:
-        """Return True if the oldest pending call has failed, or has returned because the envs are closed."""
+        """Return True if the oldest pending call has failed, or has returned because the envs are closed.
+
+        An idle actor on another node has no pending call, so ask it. A later `seems_ended` has the answer.
+        """
+        if not (self._calls or self.ended):
+            self.start("report")
         first = next(iter(tuple(self._calls)), None)
         return self.ended or (
             first is not None and first.done() and (first.exception() is not None or first.result() is None)

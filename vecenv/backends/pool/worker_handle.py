@@ -110,7 +110,7 @@ class WorkerHandle(Watched):
 
     @abstractmethod
     def seems_ended(self) -> bool:
-        """Return True if the worker has ended. Any thread may call this, so do not change state."""
+        """Return True if the worker has ended. Any thread may call this, so change no state that a call uses."""
 
     @abstractmethod
     def kill(self) -> None:

@@ -6,6 +6,7 @@ start(WorkerArgs)            ->          on the driver's node: connect to the dr
                                          process until the envs are closed, return `None`.
                                          Elsewhere: make the envs, return the READY message (frame).
 frame(SETUP, ROUND, CALL...) ->          elsewhere only: serve the frame, return the frames of the answer
+report()                     ->          elsewhere only: return no frames; the call fails if the actor has ended
 """
 
 from __future__ import annotations
@@ -140,6 +141,9 @@ class EnvActor:
         self._host, server = construct(args, args.server.remote, self._outbox, self._line)
         self._server: Any = server
         self._guard = HangGuard(self._line, len(args.setup.env_fns), step_timeout, hang)
+        return self._bundle()
+
+    def report(self) -> Bundle:
         return self._bundle()
 
     def frame(
