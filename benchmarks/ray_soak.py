@@ -226,7 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.pop("RAY_ADDRESS", None)  # a Ray of its own: this program kills processes by their pid
     import ray
 
-    ray.init(num_cpus=options.actors, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=options.actors, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         with tempfile.TemporaryDirectory(prefix="soak-") as folder:
             found = soak(60 * options.minutes, options.every, options.actors, options.envs, folder)

@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
 def measure_actors(console: Console, actors: int | None, seconds: float) -> None:
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=4_000_000_000)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=4_000_000_000)
     actor_pool.RolloutActor = Repeats  # type: ignore[attr-defined]
     table = Table(
         "actors", "MB per rollout", "rollouts/s", "driver's CPU, ms per rollout", title="RayCollector, sync=False"

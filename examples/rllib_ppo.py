@@ -22,7 +22,7 @@ def main(iterations: int) -> None:
     import ray
     from ray.rllib.algorithms.ppo import PPOConfig
 
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     config = (
         PPOConfig()
         .environment("rllib_ppo:Pole-v0", env_config={"backend": "shmem", "venv_kwargs": {"num_workers": 2}})

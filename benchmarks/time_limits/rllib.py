@@ -14,7 +14,14 @@ STEPS = 16
 
 
 def ppo(ends: Ends, *, ours: bool) -> float:
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
+    ray.init(
+        "local",
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        ignore_reinit_error=True,
+    )
     mode = "vector_entry_point" if ours else "sync"
     config = (
         PPOConfig()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,7 @@ TESTS = sorted(
 def test_on_the_simulated_device(tier: str) -> None:
     options = ["-q", "-p", "tests.support.sim_device", "-p", "no:cacheprovider", "-p", "no:xdist"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environ["TMPDIR"] = str(Path(tempfile.gettempdir()).parent)  # Ray's sockets need a short path
     command = [sys.executable, "-m", "pytest", *options, "-m", f"accelerator and {tier}", *TESTS]
     ran = subprocess.run(command, cwd=ROOT, env=environ | {"MKL_CBWR": "AUTO"}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr

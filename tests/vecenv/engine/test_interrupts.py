@@ -319,14 +319,17 @@ def test_after_an_interrupt_while_a_worker_is_replaced_a_reset_makes_all_usable(
     assert sweep(subject, survives(CALLS[call]), set(), loses_a_worker, stride=37) > 5
 
 
-@FULL
-@pytest.mark.parametrize("backend", [ShmemVectorEnv, CommandVectorEnv])
+@pytest.mark.parametrize(
+    "backend",
+    [ShmemVectorEnv, pytest.param(CommandVectorEnv, marks=FULL), pytest.param(RayVectorEnv, marks=RAY)],
+)
 def test_after_an_interrupt_while_a_dead_worker_is_cleaned_up_a_reset_makes_all_usable(backend: Any) -> None:
-    with backend(counters(2), num_workers=2) as venv:
+    with backend(counters(2), num_workers=2, **on_this_node(backend)) as venv:
         venv.reset()
         kill(pids(venv)[0])
-        with interrupting(venv.engine.backend.pool.workers[0], "kill_group"):
+        with interrupting(venv.engine.backend.pool.workers[0].channel, "close"):
             venv.step([0, 0])
+        assert venv.alive() == [False, True]
         assert venv.reset()[0][:, 2].tolist() == [0, 0]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.support.backends import BACKENDS, FULL, PROCESS_BACKENDS, RAY, and_ray
+from tests.support.backends import BACKENDS, FULL, PROCESS_BACKENDS, RAY, and_ray, on_this_node
 from tests.support.faults import Faulty
 from tests.support.faulty import BreaksOffItsRow, Counter
 from tests.support.ledger import kill, pids, said
@@ -170,7 +170,7 @@ class ChangesItsSpace(Counter):
 def test_an_env_of_a_new_worker_must_keep_to_the_space_of_the_first(remote_backend: Any, tmp_path: Path) -> None:
     file = tmp_path / "a"
     fns = [partial(ChangesItsSpace, 0, tmp_path / "none"), partial(ChangesItsSpace, 1, file)]
-    with remote_backend(fns, num_workers=2) as venv:
+    with remote_backend(fns, num_workers=2, **on_this_node(remote_backend)) as venv:
         venv.reset()
         file.touch()
         kill(pids(venv)[1])

@@ -11,6 +11,7 @@ and buffer. After Ctrl-C, the parent sends SYNC, and discards results until the 
 from __future__ import annotations
 
 import errno
+import select
 import socket
 import struct
 from collections import deque
@@ -70,6 +71,15 @@ class Channel:
 
     def close(self) -> None:
         self._sock.close()
+
+    def hung_up(self, timeout: float) -> bool:
+        """Return True if an end of the channel is closed, or the peer closes its end within `timeout` seconds."""
+        fd = self.fileno()
+        if fd < 0:
+            return True
+        poller = select.poll()
+        poller.register(fd, 0)
+        return bool(poller.poll(timeout * 1000))
 
     def write(self, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame. Wait while the socket is full."""

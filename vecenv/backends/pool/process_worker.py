@@ -104,11 +104,9 @@ class ProcessWorker(WorkerHandle):
 
     def seems_ended(self) -> bool:
         poller = select.poll()
-        channel, *others = self.fds()
-        poller.register(channel, 0)  # report only a hang-up
-        for fd in others:
+        for fd in self.fds()[1:]:
             poller.register(fd, select.POLLIN)
-        return bool(poller.poll(0))
+        return self.channel.hung_up(0.0) or bool(poller.poll(0))
 
     def kill(self) -> None:
         self.kill_group()

@@ -6,7 +6,6 @@ import contextlib
 import hmac
 import os
 import secrets
-import select
 import signal
 import socket
 import struct
@@ -206,20 +205,15 @@ class RayWorker(WorkerHandle):
         return self._calls.await_end(timeout)
 
     def seems_ended(self) -> bool:
-        return self._calls.seems_ended() or (self.on_this_node and bool(self._peer) and self._is_gone(0.0))
+        return self._calls.seems_ended() or (self.on_this_node and bool(self._peer) and self.channel.hung_up(0.0))
 
     def kill(self) -> None:
         ray_cluster.end_actor(self._actor)
         # Wait for the end, because late writes into shared memory would look like answers of the restarted worker.
-        if self.on_this_node and not self._is_gone(END_TIMEOUT) and self._peer:
+        if self.on_this_node and not self.channel.hung_up(END_TIMEOUT) and self._peer:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._peer, signal.SIGKILL)
-            self._is_gone(END_TIMEOUT)
-
-    def _is_gone(self, timeout: float) -> bool:
-        poller = select.poll()
-        poller.register(self.channel.fileno(), 0)  # report only a hang-up
-        return bool(poller.poll(timeout * 1000))
+            self.channel.hung_up(END_TIMEOUT)
 
     def clean_up(self) -> None:
         if self.alive and self.reason is None and self.problems is None:
