@@ -389,10 +389,11 @@ def check_rewards(batch: Rollout | FlatRollout) -> None:
 
 
 def truncate_last(batch: Rollout | FlatRollout) -> None:
+    """Mark the last step of each env that did not fail as truncated. The batch is in numpy."""
     if isinstance(batch, Rollout):
-        count = (batch.mask | batch.broken).sum(1)
-        rows = np.flatnonzero(count)
-        batch.truncated[rows, count[rows] - 1] = True
+        envs, steps = batch.mask.nonzero()
+        last = np.flatnonzero(np.diff(envs, append=-1))
+        batch.truncated[envs[last], steps[last]] = True
     else:
         batch.truncated[np.flatnonzero(np.diff(batch.env_ids, append=-1))] = True
 

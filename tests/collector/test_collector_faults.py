@@ -175,6 +175,18 @@ def test_a_failure_that_arrives_with_steps_of_the_next_batch_is_not_a_step_there
     assert steps[:3] == [[0, 0], [1, 0], [1, 1]]
 
 
+@pytest.mark.filterwarnings("ignore:1 episode of this batch broke off:RuntimeWarning")
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("length", "fails"), [(2, (1, 0)), (9, (0, 1))], ids=["first step", "second step"])
+def test_set_truncated_marks_the_last_step_that_did_not_fail(length: int, fails: Any, split: bool) -> None:
+    venv = DummyVectorEnv([partial(BreaksOnce, length, *fails)], on_error="restart")
+    with SyncDataCollector(
+        venv, zeros, frames_per_batch=fails[0] * 2 + fails[1] + 1, set_truncated=True, split_trajs=split
+    ) as collector:
+        batch = collector.rollout().flatten()
+    assert batch.truncated.tolist() == [False] * (len(batch.truncated) - 1) + [True]
+
+
 @kinds
 def test_broken_episodes_are_counted_and_one_warning_names_the_env(kind: type) -> None:
     venv = DummyVectorEnv([partial(BreaksOnce, 3, 0, 0), partial(BreaksOnce, 3, 1, 0)] * 3, on_error="restart")
