@@ -128,7 +128,8 @@ class StoreWriter(Closable):
     def add(self, episodes: Episode | Sequence[Episode] | EpisodeBatch) -> None:
         """Add episodes to the next shard. An episode without a number gets the next free number.
 
-        An `Episode` is copied. The arrays of an `EpisodeBatch` must not change before the commit.
+        An `Episode` is copied. The keys of its Dict observations and actions may come in any order. The arrays of
+        an `EpisodeBatch` must not change before the commit.
 
         Raises `DatasetError`, and adds no episode, if an episode
 
@@ -144,7 +145,7 @@ class StoreWriter(Closable):
         if not len(several):
             return
         if not isinstance(several, EpisodeBatch):
-            several = pack(several)
+            several = pack([self._in_order(each) for each in several])
             # `pack` copies all columns except `obs`.
             several = replace(several, obs_parts=[nest.map(np.array, part) for part in several.obs_parts])
         batch = in_columns(self._numbered(several), self._spaces["action_space"])
@@ -163,6 +164,11 @@ class StoreWriter(Closable):
         self._reserve_numbers(batch.episode)
         self._waiting.append(batch)
         self.waiting_bytes += batch.nbytes
+
+    def _in_order(self, found: Episode) -> Episode:
+        """Return the episode with the keys of dicts in the order of the spaces, which is the order of the columns."""
+        obs, action = (nest.tree_of(self._spaces[f"{name}_space"]) for name in ("observation", "action"))
+        return replace(found, obs=_in_order(found.obs, obs), action=_in_order(found.action, action))
 
     def _reserve_numbers(self, numbers: np.ndarray) -> None:
         self._used_numbers.update(numbers.tolist())
@@ -327,6 +333,15 @@ class StoreWriter(Closable):
             raise DatasetError(
                 f"{self.folder} is complete, with episode numbers below {self.manifest.end}; choose another folder"
             )
+
+
+def _in_order(tree: Any, like: Any) -> Any:
+    """Return the tree with the keys of each dict in the order of `like`, if both have the same keys."""
+    if isinstance(tree, dict) and isinstance(like, dict) and tree.keys() == like.keys():
+        return {key: _in_order(tree[key], part) for key, part in like.items()}
+    if isinstance(tree, tuple) and isinstance(like, tuple) and len(tree) == len(like):
+        return tuple(map(_in_order, tree, like))
+    return tree
 
 
 def _resume(

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from collector import Dataset, DatasetError, StoreWriter, make_head
+from collector import Dataset, DatasetError, Episode, StoreWriter, make_head
 from collector.store import safe_folder as disk
 from collector.testing import check_data_set
 from tests.support.backends import FULL
@@ -427,6 +427,28 @@ def test_an_added_episode_is_a_copy_and_its_flags_may_be_numbers(tmp_path: Path)
             array[...] = 0
         writer.end()
     assert_same(Dataset(tmp_path)[0], tree_episode(2))
+
+
+def test_an_episode_with_the_keys_of_a_dict_in_another_order_is_stored_in_the_order_of_the_space(
+    tmp_path: Path,
+) -> None:
+    """gymnasium sorts the keys of a space, but not those of observations."""
+
+    def turned(number: int) -> Episode:
+        found = tree_episode(number)
+        obs, action = (dict(reversed(tree.items())) for tree in (found.obs, found.action))
+        return replace(found, obs=obs, action=action) if number % 2 else found
+
+    write(tmp_path / "a", make=tree_episode)
+    with StoreWriter(tmp_path / "b", make_head(*SPACES[tree_episode])) as writer:
+        writer.add([turned(number) for number in range(3)])
+        for number in range(3, 6):
+            writer.add(turned(number))
+        writer.commit()
+        writer.end()
+    for ours, plain in zip(Dataset(tmp_path / "b"), Dataset(tmp_path / "a"), strict=True):
+        assert_same(ours, plain)
+        assert [list(ours.obs), list(ours.action)] == [list(plain.obs), list(plain.action)]
 
 
 def test_later_infos_take_the_dtype_of_the_first(tmp_path: Path) -> None:
