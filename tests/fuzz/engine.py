@@ -78,10 +78,14 @@ def rows_of(batch: Any, k: int) -> list[Any]:
 
 
 class Failed:
-    """The failure of an env in the oracle; `row`: of the step that ended the episode, if the reset after it failed."""
+    """The failure of an env in the oracle.
 
-    def __init__(self, error: Any, row: Any = None) -> None:
-        self.error, self.row = error, row
+    `row`: of the step that ended the episode, if the reset after it failed. `perhaps`: such a row, which arrives only
+    if the env moved to a new worker for the reset.
+    """
+
+    def __init__(self, error: Any, row: Any = None, perhaps: Any = None) -> None:
+        self.error, self.row, self.perhaps = error, row, perhaps
 
 
 def answer(result: Any) -> Any:
@@ -217,8 +221,10 @@ class Fuzz(Program):
         if seed is None or not (row[2] or row[3]):
             return row
         first = self.call_oracle(i, "reset", **({} if seed < 0 else {"seed": seed}))
-        if isinstance(first, Failed):  # a worker that dies takes the row of the last step with it
-            return Failed(first.error, None if first.error == "die" else row)
+        if isinstance(first, Failed):  # a worker that dies takes the rows of its steps with it
+            if first.error == "die":
+                return Failed("die", perhaps=row if self.recycles else None)
+            return Failed(first.error, row)
         return (first[0], *row[1:4], {**first[4], "final_obs": row[0], "final_info": row[4]})
 
     def cut_off(self, i: int, failed: Failed) -> Any:
@@ -295,8 +301,13 @@ class Fuzz(Program):
         assert isinstance(expected, str) or str(error) == str(expected), f"{error!r}, expected {expected!r}"
         if isinstance(error, VectorEnvError):
             assert error.env_id == i, f"the error is of env {error.env_id}, expected {i}"
-        if rows:
-            assert error.partial.env_id.tolist() == list(rows), f"{error.partial} has not the rows {list(rows)}"
+        arrived = [] if error.partial is None else error.partial.env_id.tolist()
+        extra = {i: self.errors[i].perhaps for i in arrived if i in self.errors and self.errors[i].perhaps}
+        if rows or extra:
+            rows = rows or {}
+            others = [i for i in arrived if i not in extra]
+            assert others == list(rows), f"{error.partial} has not the rows {list(rows)}"
+            rows = {i: extra[i] if i in extra else rows[i] for i in arrived}
             self.compare(error.partial[1:], rows, kept=False)
         else:
             assert error.partial is None, f"{error.partial!r}, expected no rows"
