@@ -41,6 +41,16 @@ ARRAY = np.ndarray
 HOLD_MEMORY = ["arena", "results", "recovery", "status", "calls", "backend"]
 
 
+class Dropped:
+    """Stands for the objects that `close` drops, because another thread may have passed `check_open` before."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __getattr__(self, name: str) -> Any:
+        raise ClosedError(self._text)
+
+
 class Engine:
     """Core of a vector env.
 
@@ -405,5 +415,4 @@ class Engine:
             self.lifetime.close()
         finally:
             # Drop the references, so that the arena is freed when the caller drops the last view.
-            for name in HOLD_MEMORY:
-                self.__dict__.pop(name, None)
+            self.__dict__.update(dict.fromkeys(HOLD_MEMORY, Dropped(self.mark.closed)))

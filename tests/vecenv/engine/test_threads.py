@@ -93,6 +93,26 @@ def test_another_thread_may_ask_which_envs_are_alive_and_has_to_wait_for_all_els
         assert outcome[0][0][:, 2].tolist() == [1, 1]
 
 
+QUESTIONS: list[Callable[[Any], Any]] = [
+    lambda venv: venv.waiting_id,
+    lambda venv: venv.splits_obs,
+    lambda venv: venv.alive(),
+    lambda venv: venv.stats(),
+]
+
+
+@pytest.mark.guarantee("G9.12")
+@pytest.mark.parametrize("ask", QUESTIONS)
+def test_if_another_thread_closes_during_a_question_the_error_says_so(
+    ask: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv = DummyVectorEnv(counters(2))
+    check = venv.engine.check_open
+    monkeypatch.setattr(venv.engine, "check_open", lambda: (check(), venv.close()))
+    with pytest.raises(ClosedError, match="cannot be called after close"):
+        ask(venv)
+
+
 class SlowActions:
     """Actions whose conversion to an array waits for an event."""
 
