@@ -196,9 +196,7 @@ def no_leaks(cuda_has_started: None, request: pytest.FixtureRequest) -> Iterator
         if request.node.get_closest_marker(name):  # so that its files are open before the count
             request.getfixturevalue(name)
     files, memory, processes, threads = descriptors(), shared_memory(), children(), block_threads()
-    ends = signals()
     yield
-    assert signals() == ends, "the test changed a handler of SIGTERM or blocked signals"
     left = leaks(files, memory, processes, threads)
     on_ray = any(request.node.get_closest_marker(name) for name in ("local_ray", "own_ray"))
     deadline = time.monotonic() + (PATIENCE_WITH_RAY if on_ray else PATIENCE)
@@ -209,11 +207,6 @@ def no_leaks(cuda_has_started: None, request: pytest.FixtureRequest) -> Iterator
     if request.node.get_closest_marker("own_ray"):  # Ray opens connections and keeps processes
         left = [line for line in left if "anon_inode:" not in line and "ray::IDLE" not in line]
     assert not left, "the test left behind: " + "; ".join(left)
-
-
-def signals() -> tuple[object, object]:
-    """What ends a pool that a test forks: the handler of SIGTERM, and the signals that this thread blocks."""
-    return signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def leaks(
