@@ -28,6 +28,7 @@ LOOKS = {
 
 CALL_INTRINSIC is left out. It ends generators that are garbage, and there an exception would only be a warning.
 """
+PRECALL, LOAD_CONST = dis.opmap.get("PRECALL", -1), dis.opmap["LOAD_CONST"]
 BEGIN_HANDLER = dis.opmap["PUSH_EXC_INFO"]
 """First instruction of an `except` or `finally`. After an instruction that raises, Python looks for no signals."""
 HAS_MONITORING = sys.version_info >= (3, 12)
@@ -47,6 +48,17 @@ def no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def leaves_block(code: CodeType, raw: bytes, offset: int) -> bool:
+    """Return True before the call `__exit__(None, None, None)` at the end of a `with` block, as Python makes it.
+
+    Python looks for signals after this call, when a lock, for example, is released.
+    """
+    if raw[offset - 4] == PRECALL:  # Python 3.11 has two instructions for a call
+        offset -= 4
+    loads = range(offset - 6, offset, 2)
+    return all(at >= 0 and raw[at] == LOAD_CONST and code.co_consts[raw[at + 1]] is None for at in loads)
 
 
 class Interrupts:
@@ -115,6 +127,8 @@ class Interrupts:
                 code = self._codes[frame.f_code] = frame.f_code.co_code
             before, self._last[frame] = self._last.get(frame), code[offset]
             if code[offset] not in LOOKS and (before not in LOOKS or code[offset] == BEGIN_HANDLER):
+                return
+            if code[offset] in LOOKS and leaves_block(frame.f_code, code, offset):
                 return
         if self._is_due(frame, offset):
             self.raised += 1

@@ -392,7 +392,7 @@ def test_the_generators_of_workers_follow_from_those_of_the_program() -> None:
         with multiprocessing.get_context("fork").Pool(1) as pool:  # a copy of this program, at the same point
             draws = pool.apply(draws_of_a_new_run, seeds)
             pool.close()
-            pool.join()  # the end of the block sends SIGTERM, for which `ray.init` leaves a handler
+            pool.join()  # the end of the block sends SIGTERM, and hangs if a handler of the program swallows it
         return [numpys for numpys, _ in draws], [pythons for _, pythons in draws]
 
     both, again, only_numpys, only_pythons = run(1, 1), run(1, 1), run(1, None), run(None, 1)
