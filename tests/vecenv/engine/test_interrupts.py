@@ -312,9 +312,13 @@ def test_after_an_interrupt_and_a_refused_reset_truncated_rows_hold_the_previous
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.parametrize("call", ["reset", "step"])
 def test_after_an_interrupt_while_a_worker_is_replaced_a_reset_makes_all_usable(remote_backend: Any, call: str) -> None:
-    """Only at some places, because each interrupt costs a new worker."""
+    """Only at some places, because each interrupt costs a new worker.
+
+    An interrupt between `accept` and the next bytecode leaves the socket to the garbage collector.
+    """
     subject = vector_env(remote_backend, **on_this_node(remote_backend))
     assert sweep(subject, survives(CALLS[call]), set(), loses_a_worker, stride=37) > 5
 
