@@ -109,6 +109,7 @@ class StoreWriter(Closable):
                 self.opened.write(HEAD, content)
             self.head = read_head(self.opened)
             self._spaces = spaces_of(self.head)
+            self._trees = [nest.tree_of(self._spaces[f"{name}_space"]) for name in ("observation", "action")]
             self._next_shard = 1 + max(
                 (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
             )
@@ -145,7 +146,10 @@ class StoreWriter(Closable):
         if not len(several):
             return
         if not isinstance(several, EpisodeBatch):
-            several = pack([self._in_order(each) for each in several])
+            obs, action = self._trees
+            several = pack(
+                [replace(each, obs=_in_order(each.obs, obs), action=_in_order(each.action, action)) for each in several]
+            )
             # `pack` copies all columns except `obs`.
             several = replace(several, obs_parts=[nest.map(np.array, part) for part in several.obs_parts])
         batch = in_columns(self._numbered(several), self._spaces["action_space"])
@@ -164,11 +168,6 @@ class StoreWriter(Closable):
         self._reserve_numbers(batch.episode)
         self._waiting.append(batch)
         self.waiting_bytes += batch.nbytes
-
-    def _in_order(self, found: Episode) -> Episode:
-        """Return the episode with the keys of dicts in the order of the spaces, which is the order of the columns."""
-        obs, action = (nest.tree_of(self._spaces[f"{name}_space"]) for name in ("observation", "action"))
-        return replace(found, obs=_in_order(found.obs, obs), action=_in_order(found.action, action))
 
     def _reserve_numbers(self, numbers: np.ndarray) -> None:
         self._used_numbers.update(numbers.tolist())
@@ -336,7 +335,10 @@ class StoreWriter(Closable):
 
 
 def _in_order(tree: Any, like: Any) -> Any:
-    """Return the tree with the keys of each dict in the order of `like`, if both have the same keys."""
+    """Return the tree with the keys of each dict in the order of `like`, which is the order of the columns.
+
+    A tree of another structure stays as it is, and is refused later.
+    """
     if isinstance(tree, dict) and isinstance(like, dict) and tree.keys() == like.keys():
         return {key: _in_order(tree[key], part) for key, part in like.items()}
     if isinstance(tree, tuple) and isinstance(like, tuple) and len(tree) == len(like):
